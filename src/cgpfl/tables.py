@@ -1,0 +1,389 @@
+"""Tables: pure functions from the frames of an experiment's runs to tables of numbers, and their text forms.
+
+Two frames go in everywhere. `runs` has one row a run: `run` (its key), `seed`, `dataset`, `model`, `method`, `label`
+(the method's name with the parameters that vary, as `cgpfl[contexts=4]`), one column a hyperparameter and the cost
+columns. `history` has one row a run, tested model and evaluated round. Every function looks at the runs in `runs`
+only, so a part of an experiment (the rows of Table 1, one sweep) is chosen by passing those rows of `runs`; the rest
+of `history` is ignored. Datasets, models and methods keep the order in which `runs` names them.
+
+Accuracies in tables are percent, averaged over seeds; the spread is the sample standard deviation (ddof 1), empty
+for one seed. `final` is a run's last evaluated round and `best` its best one. A run that diverged has no final
+accuracy: the row's final mean is then empty rather than a mean over the seeds that survived, and `best` comes from
+the rounds before.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cgpfl.errors import UserError
+
+TESTED = ["personal", "local", "global", "context"]
+IDENTITY = ["dataset", "model", "method", "tested"]
+NUMBERS = ["n_seeds", "final_mean", "final_std", "best_mean", "best_std", "paper"]
+TABLE1 = [*IDENTITY, *NUMBERS]
+TABLE2 = [*IDENTITY, "lam", *NUMBERS]
+
+PAPER_METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "FedAvg": ("fedavg", {}),
+    "IFCA (K=4)": ("ifca", {"contexts": 4}),
+    "L2SGD": ("l2sgd", {}),
+    "APFL": ("apfl", {}),
+    "pFedMe (PM)": ("pfedme", {}),
+    "Per-FedAvg (HF)": ("perfedavg", {"variant": "hf"}),
+    "Ditto": ("ditto", {}),
+    "CGPFL (K=2)": ("cgpfl", {"contexts": 2}),
+    "CGPFL (K=4)": ("cgpfl", {"contexts": 4}),
+    "CGPFL-Heur": ("cgpfl_heur", {}),
+}
+"""The paper's name of a method -> our name and the parameters that make it the paper's variant."""
+PAPER_DATASETS: Mapping[str, tuple[str, ...]] = {
+    "MNIST": ("mnist",),
+    "FMNIST": ("fashion_mnist",),
+    "CIFAR10": ("cifar10", "cifar10-jpeg"),
+}
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """One accuracy that the paper prints, in our names: `params` are the values a run must have to correspond."""
+
+    datasets: tuple[str, ...]
+    model: str
+    method: str
+    params: Mapping[str, object]
+    accuracy: float
+
+    def matches(self, run: Mapping[str, Any]) -> bool:
+        """Whether a row of `runs` has this dataset, model, method and these parameters."""
+        same = run["dataset"] in self.datasets and (run["model"], run["method"]) == (self.model, self.method)
+        return same and all(run.get(name) == value for name, value in self.params.items())
+
+
+def read_paper(path: Path | str) -> tuple[PaperResult, ...]:
+    """The paper's numbers from a CSV of `method,dataset,model,lambda,accuracy` (names as printed, percent).
+
+    An empty lambda stands for a method without one. Raises UserError for a column that is missing or a name that
+    has no counterpart here.
+    """
+    table = pd.read_csv(path)
+    if missing := {"method", "dataset", "model", "lambda", "accuracy"} - set(table.columns):
+        raise UserError(
+            f"{path}: column {sorted(missing)[0]!r} is missing; "
+            "needed are method, dataset, model, lambda and accuracy."
+        )
+    return tuple(_paper_result(path, row) for row in _records(table))
+
+
+def _paper_result(path: Path | str, row: Mapping[str, Any]) -> PaperResult:
+    for column, known in (("method", PAPER_METHODS), ("dataset", PAPER_DATASETS)):
+        if row[column] not in known:
+            raise UserError(f"{path}: {column} {row[column]!r} is not known; valid are {', '.join(known)}.")
+    method, params = PAPER_METHODS[row["method"]]
+    if not pd.isna(row["lambda"]):
+        params = {**params, "lam": float(row["lambda"])}
+    datasets = PAPER_DATASETS[row["dataset"]]
+    return PaperResult(datasets, row["model"].lower(), method, params, float(row["accuracy"]))
+
+
+def without(label: str, parameter: str) -> str:
+    """A method's label without one parameter: `without("cgpfl[contexts=4,lam=12]", "lam")` is `cgpfl[contexts=4]`."""
+    match = re.fullmatch(r"(.+?)\[(.*)\]", label)
+    if match is None:
+        return label
+    kept = [part.strip() for part in match[2].split(",") if part.split("=")[0].strip() != parameter]
+    return f"{match[1]}[{','.join(kept)}]" if kept else match[1]
+
+
+def with_runs(runs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `frame` that belong to `runs`, each with all the columns of its run, in the order of `runs`."""
+    own = frame.drop(columns=[c for c in frame.columns if c in runs.columns and c != "run"])
+    return runs.merge(own, on="run", how="inner", validate="one_to_many")
+
+
+def results_by_run(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
+    """One row a run and tested model: its last evaluated round with `final`, `best` (percent) beside the run's columns.
+
+    `final` is NaN where the run had diverged by then. The headline model comes first in each run.
+    """
+    rows = with_runs(runs, history).sort_values("round", kind="stable")
+    rows["final"] = _percent(rows, "accuracy")
+    rows["best"] = rows.groupby(["run", "tested"])["final"].transform("max")
+    last = rows.groupby(["run", "tested"]).tail(1)
+    return _in_order_of(runs, last, [])
+
+
+def table1(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResult] = ()) -> pd.DataFrame:
+    """Table 1: a row for each dataset, model, method and tested model, columns TABLE1.
+
+    The first row of a method is its headline model, and only there stands the `paper` number (`headline_rows` takes
+    these rows). Raises ValueError where one method's label has two runs of a seed, which must not be averaged.
+    """
+    return _accuracy_table(results_by_run(runs, history), [], paper)[TABLE1]
+
+
+def table2(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResult] = ()) -> pd.DataFrame:
+    """Table 2: as table1, with a row for each lambda, ascending (columns TABLE2); lambda is left out of the label."""
+    results = results_by_run(runs.assign(label=[without(label, "lam") for label in runs["label"]]), history)
+    return _accuracy_table(results, ["lam"], paper)[TABLE2]
+
+
+def headline_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the models that methods are judged by: the first row of each method (and lambda) in a table."""
+    return table.drop_duplicates([c for c in ("dataset", "model", "method", "lam") if c in table.columns])
+
+
+def fairness(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
+    """How evenly clients are served at the last evaluated round, in percent: a row as in table1.
+
+    `client_mean`: unweighted mean over clients; `client_spread`: standard deviation over clients; `worst_tenth`: mean
+    of the worst tenth of the clients; each as mean and standard deviation over seeds.
+    """
+    sources = {
+        "client_mean": "accuracy_client_mean",
+        "client_spread": "accuracy_client_std",
+        "worst_tenth": "accuracy_worst_decile",
+    }
+    results = results_by_run(runs, history)
+    results = results.assign(**{name: _percent(results, column) for name, column in sources.items()})
+    return _group(results, [], lambda rows: _moments(rows, sources), _moment_names(sources))
+
+
+def cost(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
+    """What each method costs one client: a row a dataset, model and method, means over seeds.
+
+    `parameters` of the model; `gradients_per_round`: minibatch gradients; `sent_per_round`, `received_per_round`:
+    numbers (not bytes); `rounds` and `gradients` at the end of training.
+    """
+    per_run = [
+        "parameters",
+        "gradients_per_round",
+        "sent_per_round",
+        "received_per_round",
+        "rounds",
+        "gradients",
+    ]
+    results = results_by_run(runs, history).drop_duplicates("run").rename(columns={"round": "rounds"})
+    table = _group(results, [], lambda rows: {c: rows[c].mean() for c in per_run}, per_run)
+    return table.drop(columns=["tested", "n_seeds"])
+
+
+def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | None = None) -> pd.DataFrame:
+    """Accuracy (percent) once every client has spent the same number of minibatch gradients: a row as in table1.
+
+    `budget` gradients; by default, for each dataset and model, all that the cheapest method spends in its training.
+    A run counts with its last evaluated round within the budget (`round`, mean over seeds). Accuracy is empty where a
+    run has none or had diverged by then.
+    """
+    rows = with_runs(runs, history).sort_values("round", kind="stable")
+    ends = results_by_run(runs, history)
+    spent = ends["gradients"].where(ends["final"].notna()).groupby([ends["dataset"], ends["model"]]).min()
+    limits = [
+        spent[pair] if budget is None else budget for pair in zip(ends["dataset"], ends["model"], strict=True)
+    ]
+    ends = ends[[*runs.columns, "tested", "headline"]].assign(budget=limits)
+    rows = rows.merge(ends[["run", "tested", "budget"]], on=["run", "tested"])
+    rows["accuracy"] = _percent(rows, "accuracy")
+    reached = rows[rows["gradients"] <= rows["budget"]].groupby(["run", "tested"]).tail(1)
+    results = ends.merge(reached[["run", "tested", "round", "accuracy"]], on=["run", "tested"], how="left")
+
+    def numbers(rows: pd.DataFrame) -> dict[str, float]:
+        return {
+            "gradients": rows["budget"].iloc[0],
+            "round": rows["round"].mean(),
+            **_moments(rows, ["accuracy"]),
+        }
+
+    return _group(results, [], numbers, ["gradients", "round", *_moment_names(["accuracy"])])
+
+
+def diverged(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
+    """The runs that diverged: dataset, model, method (label), run, seed and the first evaluated `round` that showed it."""
+    rows = with_runs(runs, history)
+    rows = rows[rows["diverged"].astype(bool)].sort_values("round", kind="stable").drop_duplicates("run")
+    rows = _in_order_of(runs, rows, [])
+    rows = rows.drop(columns="method").rename(columns={"label": "method"})
+    return rows[["dataset", "model", "method", "run", "seed", "round"]].reset_index(drop=True)
+
+
+def write_csv(table: pd.DataFrame, path: Path | str) -> None:
+    """Writes a table with four decimals at most, so that the same results give the same bytes."""
+    table.round(4).to_csv(path, index=False, float_format="%.10g", lineterminator="\n")
+
+
+def to_markdown(table: pd.DataFrame, failed: pd.DataFrame | None = None) -> str:
+    """A table of accuracies (table1 or table2) as Markdown, a section a dataset and model, with mean ± std.
+
+    Table 1: headline models in bold. Table 2: headline models only, a column a lambda. `failed` (from `diverged`) adds a
+    line for each run that diverged.
+    """
+    section = _table2_section if "lam" in table.columns else _table1_section
+    parts = [
+        f"## {dataset} / {model}\n\n{section(rows)}"
+        for (dataset, model), rows in table.groupby(["dataset", "model"], sort=False)
+    ]
+    if failed is not None and len(failed):
+        parts.append("## Diverged runs\n\n" + "\n".join(f"- {line}" for line in _diverged_lines(failed)))
+    return "\n\n".join(parts or ["No runs."]) + "\n"
+
+
+def summary(table: pd.DataFrame, width: int = 100) -> str:
+    """The headline rows of Table 1 as aligned text, at most `width` characters wide, for the end of a run."""
+    if table.empty:
+        return "No runs."
+    rows = headline_rows(table)
+    head = ["", "tested", "seeds", "final", "best", "paper"]
+    cells = [
+        [
+            row["method"],
+            row["tested"],
+            str(row["n_seeds"]),
+            _mean_std(row, "final"),
+            _mean_std(row, "best"),
+            _number(row["paper"]),
+        ]
+        for row in _records(rows)
+    ]
+    if rows["paper"].isna().all():
+        head, cells = head[:-1], [row[:-1] for row in cells]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    widths[0] = max(12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))
+
+    def line(title: str, row: Sequence[str], indent: str) -> str:
+        title = title if len(title) <= widths[0] else title[: widths[0] - 1] + "…"
+        right = [cell.rjust(w) for cell, w in zip(row[2:], widths[2:], strict=True)]
+        return f"{indent}{title:<{widths[0] + 2 - len(indent)}}  {'  '.join([row[1].ljust(widths[1]), *right])}".rstrip()
+
+    lines, pair = [], None
+    for row, row_cells in zip(_records(rows), cells, strict=True):
+        if pair != (pair := (row["dataset"], row["model"])):
+            lines += ["", line(f"{row['dataset']} / {row['model']}", head, "")]
+        lines.append(line(row_cells[0], row_cells, "  "))
+    return "\n".join(["Test accuracy in percent, mean ± standard deviation over seeds", *lines])
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _percent(rows: pd.DataFrame, column: str) -> pd.Series:
+    return 100 * rows[column].where(~rows["diverged"].astype(bool))
+
+
+def _in_order_of(runs: pd.DataFrame, rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Sorted by dataset, model and label as `runs` first names them, then by `by` and seed, headline model first."""
+    rank = {c: pd.Categorical(rows[c], list(pd.unique(runs[c]))).codes for c in ("dataset", "model", "label")}
+    tested = pd.Categorical(rows["tested"], TESTED).codes
+    keys = [tested, ~rows["headline"].astype(bool), rows["seed"], *(rows[c] for c in reversed(by))]
+    order = np.lexsort([np.asarray(key) for key in (*keys, rank["label"], rank["model"], rank["dataset"])])
+    return rows.iloc[order].reset_index(drop=True)
+
+
+def _group(
+    results: pd.DataFrame,
+    by: Sequence[str],
+    numbers: Callable[[pd.DataFrame], Mapping[str, float]],
+    columns: Sequence[str],
+) -> pd.DataFrame:
+    """One row for each dataset, model, label, `by` and tested model with n_seeds and the `numbers` of its seeds."""
+    rows = []
+    results = _in_order_of(results, results, by)
+    for key, seeds in results.groupby(["dataset", "model", "label", *by, "tested"], sort=False):
+        identity = dict(zip(["dataset", "model", "method", *by, "tested"], key, strict=True))
+        if seeds["seed"].duplicated().any():
+            raise ValueError(
+                f"several runs of one seed for {identity}: pass the runs of one part of the experiment"
+            )
+        rows.append({**identity, "n_seeds": len(seeds), **numbers(seeds)})
+    return pd.DataFrame(rows, columns=[*IDENTITY, *by, "n_seeds", *columns])
+
+
+def _moments(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, float]:
+    """Mean and standard deviation over seeds; NaN if any seed is (a diverged run is never averaged away)."""
+    pairs = ((name, rows[name]) for name in names)
+    return {
+        f"{name}_{moment}": value
+        for name, seeds in pairs
+        for moment, value in (("mean", seeds.mean(skipna=False)), ("std", seeds.std(ddof=1, skipna=False)))
+    }
+
+
+def _moment_names(names: Iterable[str]) -> list[str]:
+    return [f"{name}_{moment}" for name in names for moment in ("mean", "std")]
+
+
+def _accuracy_table(results: pd.DataFrame, by: Sequence[str], paper: Sequence[PaperResult]) -> pd.DataFrame:
+    def numbers(rows: pd.DataFrame) -> dict[str, float]:
+        run = _records(rows)[0]
+        printed = [result.accuracy for result in paper if run["headline"] and result.matches(run)]
+        return {**_moments(rows, ["final", "best"]), "paper": printed[0] if printed else np.nan}
+
+    return _group(results, by, numbers, NUMBERS[1:])
+
+
+def _number(value: float) -> str:
+    return "" if pd.isna(value) else f"{value:.2f}"
+
+
+def _mean_std(row: Mapping[str, float], name: str) -> str:
+    mean, std = row[f"{name}_mean"], row[f"{name}_std"]
+    if pd.isna(mean):
+        return "diverged"
+    return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
+    """A Markdown table whose first `left` columns are aligned to the left and the others to the right."""
+    rule = [":--" if i < left else "--:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+def _table1_section(table: pd.DataFrame) -> str:
+    headline = set(headline_rows(table).index)
+    rows = []
+    for index, row in zip(table.index, _records(table), strict=True):
+        mark = "**" if index in headline else ""
+        gap = row["final_mean"] - row["paper"]
+        rows.append(
+            [
+                f"`{row['method']}`" if mark else "",
+                f"{mark}{row['tested']}{mark}",
+                str(row["n_seeds"]),
+                f"{mark}{_mean_std(row, 'final')}{mark}",
+                _mean_std(row, "best"),
+                _number(row["paper"]),
+                "" if pd.isna(gap) else f"{gap:+.2f}",
+            ]
+        )
+    head = ["method", "tested", "seeds", "final", "best", "paper", "final - paper"]
+    columns = len(head) if table["paper"].notna().any() else len(head) - 2
+    return _markdown(head[:columns], [row[:columns] for row in rows], left=2)
+
+
+def _table2_section(table: pd.DataFrame) -> str:
+    table = headline_rows(table)
+    lams = sorted(table["lam"].unique())
+    rows = []
+    for method, group in table.groupby("method", sort=False):
+        of_lam = {row["lam"]: row for row in _records(group)}
+        rows.append(
+            [f"`{method}`", *(_mean_std(of_lam[lam], "final") if lam in of_lam else "" for lam in lams)]
+        )
+        if group["paper"].notna().any():
+            rows.append(
+                ["*paper*", *(_number(of_lam[lam]["paper"]) if lam in of_lam else "" for lam in lams)]
+            )
+    return _markdown(["lambda", *(f"{lam:g}" for lam in lams)], rows, left=1)
+
+
+def _diverged_lines(runs: pd.DataFrame) -> list[str]:
+    return [
+        f"`{row['method']}` on {row['dataset']} / {row['model']}, seed {row['seed']} (run {row['run']}): "
+        f"diverged by round {row['round']}"
+        for row in _records(runs)
+    ]

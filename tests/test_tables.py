@@ -70,7 +70,8 @@ def paper(tmp_path):
 
 @pytest.fixture
 def two_seeds():
-    """pFedMe with two seeds and two tested models: finals 80 and 90 (personal), 70 and 60 (local), in percent."""
+    """pFedMe with two seeds and two tested models: finals 80 and 90 (personal), 70 and 60 (local), in
+    percent."""
     return frames(
         [run("a", 0, lam=12.0), run("b", 1, lam=12.0)],
         curve("a", [0.5, 0.84, 0.80]),
@@ -369,8 +370,8 @@ def test_summary(two_seeds, paper):
         == """\
 Test accuracy in percent, mean ± standard deviation over seeds
 
-mnist / mlr     tested    seeds         final          best  paper
-  pfedme        personal      2  85.00 ± 7.07  87.00 ± 4.24  91.90"""
+mnist / mlr  tested    seeds         final          best  paper
+  pfedme     personal      2  85.00 ± 7.07  87.00 ± 4.24  91.90"""
     )
     assert "paper" not in tables.summary(tables.table1(*two_seeds))
 

@@ -1,15 +1,16 @@
 """Tables: pure functions from the frames of an experiment's runs to tables of numbers, and their text forms.
 
-Two frames go in everywhere. `runs` has one row a run: `run` (its key), `seed`, `dataset`, `model`, `method`, `label`
-(the method's name with the parameters that vary, as `cgpfl[contexts=4]`), one column a hyperparameter and the cost
-columns. `history` has one row a run, tested model and evaluated round. Every function looks at the runs in `runs`
-only, so a part of an experiment (the rows of Table 1, one sweep) is chosen by passing those rows of `runs`; the rest
-of `history` is ignored. Datasets, models and methods keep the order in which `runs` names them.
+Two frames go in everywhere. `runs` has one row a run: `run` (its key), `seed`, `dataset`, `model`, `method`,
+`label` (the method's name with the parameters that vary, as `cgpfl[contexts=4]`), one column a hyperparameter
+and the cost columns. `history` has one row a run, tested model and evaluated round. Every function looks at
+the runs in `runs` only, so a part of an experiment (the rows of Table 1, one sweep) is chosen by passing
+those rows of `runs`; the rest of `history` is ignored. Datasets, models and methods keep the order in which
+`runs` names them.
 
-Accuracies in tables are percent, averaged over seeds; the spread is the sample standard deviation (ddof 1), empty
-for one seed. `final` is a run's last evaluated round and `best` its best one. A run that diverged has no final
-accuracy: the row's final mean is then empty rather than a mean over the seeds that survived, and `best` comes from
-the rounds before.
+Accuracies in tables are percent, averaged over seeds; the spread is the sample standard deviation (ddof 1),
+empty for one seed. `final` is a run's last evaluated round and `best` its best one. A run that diverged has
+no final accuracy: the row's final mean is then empty rather than a mean over the seeds that survived, and
+`best` comes from the rounds before.
 """
 
 import re
@@ -51,7 +52,8 @@ PAPER_DATASETS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PaperResult:
-    """One accuracy that the paper prints, in our names: `params` are the values a run must have to correspond."""
+    """One accuracy that the paper prints, in our names: `params` are the values a run must have to
+    correspond."""
 
     datasets: tuple[str, ...]
     model: str
@@ -68,8 +70,8 @@ class PaperResult:
 def read_paper(path: Path | str) -> tuple[PaperResult, ...]:
     """The paper's numbers from a CSV of `method,dataset,model,lambda,accuracy` (names as printed, percent).
 
-    An empty lambda stands for a method without one. Raises UserError for a column that is missing or a name that
-    has no counterpart here.
+    An empty lambda stands for a method without one. Raises UserError for a column that is missing or a name
+    that has no counterpart here.
     """
     table = pd.read_csv(path)
     if missing := {"method", "dataset", "model", "lambda", "accuracy"} - set(table.columns):
@@ -92,7 +94,7 @@ def _paper_result(path: Path | str, row: Mapping[str, Any]) -> PaperResult:
 
 
 def without(label: str, parameter: str) -> str:
-    """A method's label without one parameter: `without("cgpfl[contexts=4,lam=12]", "lam")` is `cgpfl[contexts=4]`."""
+    """A label without one of its parameters: `cgpfl[contexts=4,lam=12]` without `lam` is `cgpfl[contexts=4]`."""
     match = re.fullmatch(r"(.+?)\[(.*)\]", label)
     if match is None:
         return label
@@ -101,15 +103,15 @@ def without(label: str, parameter: str) -> str:
 
 
 def with_runs(runs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frame` that belong to `runs`, each with all the columns of its run, in the order of `runs`."""
+    """The rows of `frame` that belong to `runs`, with all the columns of their runs, in the order of `runs`."""
     own = frame.drop(columns=[c for c in frame.columns if c in runs.columns and c != "run"])
     return runs.merge(own, on="run", how="inner", validate="one_to_many")
 
 
 def results_by_run(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
-    """One row a run and tested model: its last evaluated round with `final`, `best` (percent) beside the run's columns.
+    """The last evaluated round of each run and tested model, with `final` and `best` accuracy in percent.
 
-    `final` is NaN where the run had diverged by then. The headline model comes first in each run.
+    The columns are those of `runs` and `history`. `final` is NaN where the run had diverged by then. The headline model comes first in each run.
     """
     rows = with_runs(runs, history).sort_values("round", kind="stable")
     rows["final"] = _percent(rows, "accuracy")
@@ -121,28 +123,29 @@ def results_by_run(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
 def table1(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResult] = ()) -> pd.DataFrame:
     """Table 1: a row for each dataset, model, method and tested model, columns TABLE1.
 
-    The first row of a method is its headline model, and only there stands the `paper` number (`headline_rows` takes
-    these rows). Raises ValueError where one method's label has two runs of a seed, which must not be averaged.
+    The first row of a method is its headline model, and only there stands the `paper` number (`headline_rows`
+    takes these rows). Raises ValueError where one method's label has two runs of a seed, which must not be
+    averaged.
     """
     return _accuracy_table(results_by_run(runs, history), [], paper)[TABLE1]
 
 
 def table2(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResult] = ()) -> pd.DataFrame:
-    """Table 2: as table1, with a row for each lambda, ascending (columns TABLE2); lambda is left out of the label."""
+    """Table 2: as table1, a row for each lambda, ascending (columns TABLE2); the label leaves lambda out."""
     results = results_by_run(runs.assign(label=[without(label, "lam") for label in runs["label"]]), history)
     return _accuracy_table(results, ["lam"], paper)[TABLE2]
 
 
 def headline_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the models that methods are judged by: the first row of each method (and lambda) in a table."""
+    """The rows of the models that methods are judged by: the first of each method (and lambda) in a table."""
     return table.drop_duplicates([c for c in ("dataset", "model", "method", "lam") if c in table.columns])
 
 
 def fairness(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     """How evenly clients are served at the last evaluated round, in percent: a row as in table1.
 
-    `client_mean`: unweighted mean over clients; `client_spread`: standard deviation over clients; `worst_tenth`: mean
-    of the worst tenth of the clients; each as mean and standard deviation over seeds.
+    `client_mean`: unweighted mean over clients; `client_spread`: standard deviation over clients;
+    `worst_tenth`: mean of the worst tenth of the clients; each as mean and standard deviation over seeds.
     """
     sources = {
         "client_mean": "accuracy_client_mean",
@@ -157,8 +160,8 @@ def fairness(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
 def cost(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     """What each method costs one client: a row a dataset, model and method, means over seeds.
 
-    `parameters` of the model; `gradients_per_round`: minibatch gradients; `sent_per_round`, `received_per_round`:
-    numbers (not bytes); `rounds` and `gradients` at the end of training.
+    `parameters` of the model; `gradients_per_round`: minibatch gradients; `sent_per_round`,
+    `received_per_round`: numbers (not bytes); `rounds` and `gradients` at the end of training.
     """
     per_run = [
         "parameters",
@@ -174,11 +177,11 @@ def cost(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
 
 
 def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | None = None) -> pd.DataFrame:
-    """Accuracy (percent) once every client has spent the same number of minibatch gradients: a row as in table1.
+    """Accuracy (percent) once every client has computed the same number of gradients: a row as in table1.
 
-    `budget` gradients; by default, for each dataset and model, all that the cheapest method spends in its training.
-    A run counts with its last evaluated round within the budget (`round`, mean over seeds). Accuracy is empty where a
-    run has none or had diverged by then.
+    `budget` minibatch gradients; by default, for each dataset and model, all that the cheapest method spends in its
+    training. A run counts with its last evaluated round within the budget (`round`, mean over seeds).
+    Accuracy is empty where a run has none or had diverged by then.
     """
     rows = with_runs(runs, history).sort_values("round", kind="stable")
     ends = results_by_run(runs, history)
@@ -203,7 +206,7 @@ def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | Non
 
 
 def diverged(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
-    """The runs that diverged: dataset, model, method (label), run, seed and the first evaluated `round` that showed it."""
+    """The runs that diverged: dataset, model, method (label), run, seed and the first `round` that showed it."""
     rows = with_runs(runs, history)
     rows = rows[rows["diverged"].astype(bool)].sort_values("round", kind="stable").drop_duplicates("run")
     rows = _in_order_of(runs, rows, [])
@@ -219,8 +222,8 @@ def write_csv(table: pd.DataFrame, path: Path | str) -> None:
 def to_markdown(table: pd.DataFrame, failed: pd.DataFrame | None = None) -> str:
     """A table of accuracies (table1 or table2) as Markdown, a section a dataset and model, with mean ± std.
 
-    Table 1: headline models in bold. Table 2: headline models only, a column a lambda. `failed` (from `diverged`) adds a
-    line for each run that diverged.
+    Table 1: headline models in bold. Table 2: headline models only, a column a lambda. `failed` (from
+    `diverged`) adds a line for each run that diverged.
     """
     section = _table2_section if "lam" in table.columns else _table1_section
     parts = [
@@ -236,35 +239,34 @@ def summary(table: pd.DataFrame, width: int = 100) -> str:
     """The headline rows of Table 1 as aligned text, at most `width` characters wide, for the end of a run."""
     if table.empty:
         return "No runs."
-    rows = headline_rows(table)
-    head = ["", "tested", "seeds", "final", "best", "paper"]
-    cells = [
-        [
-            row["method"],
-            row["tested"],
-            str(row["n_seeds"]),
-            _mean_std(row, "final"),
-            _mean_std(row, "best"),
-            _number(row["paper"]),
-        ]
-        for row in _records(rows)
+    title = "Test accuracy in percent, mean ± standard deviation over seeds"
+    columns = ["tested", "seeds", "final", "best", "paper"]
+    columns = columns if table["paper"].notna().any() else columns[:-1]
+    lines: list[list[str]] = []
+    for (dataset, model), rows in headline_rows(table).groupby(["dataset", "model"], sort=False):
+        lines += [[], [f"{dataset} / {model}", *columns]]
+        lines += [[f"  {row['method']}", *_summary_cells(row)[: len(columns)]] for row in _records(rows)]
+    return "\n".join([title, *_aligned(lines, width)])
+
+
+def _summary_cells(row: Mapping[str, Any]) -> list[str]:
+    accuracies = [_mean_std(row, "final"), _mean_std(row, "best"), _number(row["paper"])]
+    return [row["tested"], str(row["n_seeds"]), *accuracies]
+
+
+def _aligned(lines: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines of cells as text: the first two columns to the left, the first cut to fit, the others to the right."""
+    first, *widths = [
+        max(map(len, cells)) for cells in zip(*(cells for cells in lines if cells), strict=True)
     ]
-    if rows["paper"].isna().all():
-        head, cells = head[:-1], [row[:-1] for row in cells]
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    widths[0] = max(12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))
+    first = min(first, width - sum(widths) - 2 * len(widths))
 
-    def line(title: str, row: Sequence[str], indent: str) -> str:
-        title = title if len(title) <= widths[0] else title[: widths[0] - 1] + "…"
-        right = [cell.rjust(w) for cell, w in zip(row[2:], widths[2:], strict=True)]
-        return f"{indent}{title:<{widths[0] + 2 - len(indent)}}  {'  '.join([row[1].ljust(widths[1]), *right])}".rstrip()
+    def text(cells: Sequence[str]) -> str:
+        name = cells[0] if len(cells[0]) <= first else cells[0][: first - 1] + "…"
+        numbers = [cell.rjust(size) for cell, size in zip(cells[2:], widths[1:], strict=True)]
+        return "  ".join([name.ljust(first), cells[1].ljust(widths[0]), *numbers]).rstrip()
 
-    lines, pair = [], None
-    for row, row_cells in zip(_records(rows), cells, strict=True):
-        if pair != (pair := (row["dataset"], row["model"])):
-            lines += ["", line(f"{row['dataset']} / {row['model']}", head, "")]
-        lines.append(line(row_cells[0], row_cells, "  "))
-    return "\n".join(["Test accuracy in percent, mean ± standard deviation over seeds", *lines])
+    return [text(cells) if cells else "" for cells in lines]
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -276,7 +278,7 @@ def _percent(rows: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _in_order_of(runs: pd.DataFrame, rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Sorted by dataset, model and label as `runs` first names them, then by `by` and seed, headline model first."""
+    """Sorted by dataset, model and label in the order of `runs`, then `by` and seed, headline model first."""
     rank = {c: pd.Categorical(rows[c], list(pd.unique(runs[c]))).codes for c in ("dataset", "model", "label")}
     tested = pd.Categorical(rows["tested"], TESTED).codes
     keys = [tested, ~rows["headline"].astype(bool), rows["seed"], *(rows[c] for c in reversed(by))]
@@ -290,7 +292,7 @@ def _group(
     numbers: Callable[[pd.DataFrame], Mapping[str, float]],
     columns: Sequence[str],
 ) -> pd.DataFrame:
-    """One row for each dataset, model, label, `by` and tested model with n_seeds and the `numbers` of its seeds."""
+    """One row for each dataset, model, label, `by` and tested model: n_seeds and the `numbers` of its seeds."""
     rows = []
     results = _in_order_of(results, results, by)
     for key, seeds in results.groupby(["dataset", "model", "label", *by, "tested"], sort=False):

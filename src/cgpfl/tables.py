@@ -94,7 +94,8 @@ def _paper_result(path: Path | str, row: Mapping[str, Any]) -> PaperResult:
 
 
 def without(label: str, parameter: str) -> str:
-    """A label without one of its parameters: `cgpfl[contexts=4,lam=12]` without `lam` is `cgpfl[contexts=4]`."""
+    """A label without one of its parameters: `cgpfl[contexts=4,lam=12]` without `lam` is
+    `cgpfl[contexts=4]`."""
     match = re.fullmatch(r"(.+?)\[(.*)\]", label)
     if match is None:
         return label
@@ -103,7 +104,8 @@ def without(label: str, parameter: str) -> str:
 
 
 def with_runs(runs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frame` that belong to `runs`, with all the columns of their runs, in the order of `runs`."""
+    """The rows of `frame` that belong to `runs`, with all the columns of their runs, in the order of
+    `runs`."""
     own = frame.drop(columns=[c for c in frame.columns if c in runs.columns and c != "run"])
     return runs.merge(own, on="run", how="inner", validate="one_to_many")
 
@@ -111,7 +113,8 @@ def with_runs(runs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
 def results_by_run(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     """The last evaluated round of each run and tested model, with `final` and `best` accuracy in percent.
 
-    The columns are those of `runs` and `history`. `final` is NaN where the run had diverged by then. The headline model comes first in each run.
+    The columns are those of `runs` and `history`. `final` is NaN where the run had diverged by then. The
+    headline model comes first in each run.
     """
     rows = with_runs(runs, history).sort_values("round", kind="stable")
     rows["final"] = _percent(rows, "accuracy")
@@ -179,8 +182,8 @@ def cost(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
 def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | None = None) -> pd.DataFrame:
     """Accuracy (percent) once every client has computed the same number of gradients: a row as in table1.
 
-    `budget` minibatch gradients; by default, for each dataset and model, all that the cheapest method spends in its
-    training. A run counts with its last evaluated round within the budget (`round`, mean over seeds).
+    `budget` minibatch gradients; by default, for each dataset and model, all that the cheapest method spends
+    in its training. A run counts with its last evaluated round within the budget (`round`, mean over seeds).
     Accuracy is empty where a run has none or had diverged by then.
     """
     rows = with_runs(runs, history).sort_values("round", kind="stable")
@@ -206,7 +209,8 @@ def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | Non
 
 
 def diverged(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
-    """The runs that diverged: dataset, model, method (label), run, seed and the first `round` that showed it."""
+    """The runs that diverged: dataset, model, method (label), run, seed and the first `round` that showed
+    it."""
     rows = with_runs(runs, history)
     rows = rows[rows["diverged"].astype(bool)].sort_values("round", kind="stable").drop_duplicates("run")
     rows = _in_order_of(runs, rows, [])
@@ -255,7 +259,8 @@ def _summary_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _aligned(lines: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lines of cells as text: the first two columns to the left, the first cut to fit, the others to the right."""
+    """Lines of cells as text: the first two columns to the left, the first cut to fit, the others to the
+    right."""
     first, *widths = [
         max(map(len, cells)) for cells in zip(*(cells for cells in lines if cells), strict=True)
     ]
@@ -292,7 +297,8 @@ def _group(
     numbers: Callable[[pd.DataFrame], Mapping[str, float]],
     columns: Sequence[str],
 ) -> pd.DataFrame:
-    """One row for each dataset, model, label, `by` and tested model: n_seeds and the `numbers` of its seeds."""
+    """One row for each dataset, model, label, `by` and tested model: n_seeds and the `numbers` of its
+    seeds."""
     rows = []
     results = _in_order_of(results, results, by)
     for key, seeds in results.groupby(["dataset", "model", "label", *by, "tested"], sort=False):

@@ -170,6 +170,14 @@ def test_rows_keep_the_order_of_the_runs():
     ]
 
 
+def test_part():
+    parts = [("table1", "lam"), ("lam",), ("contexts", "table1")]
+    runs = pd.DataFrame({"run": ["a", "b", "c"], "parts": parts})
+    assert tables.part(runs, "table1")["run"].tolist() == ["a", "c"]
+    assert tables.part(runs, "lam")["run"].tolist() == ["a", "b"]
+    assert tables.part(runs[:0], "lam").columns.tolist() == ["run", "parts"]
+
+
 def test_only_the_given_runs_count(two_seeds):
     runs, history = two_seeds
     table = tables.table1(runs[runs["seed"] == 1], history)

@@ -4,8 +4,8 @@ Two frames go in everywhere. `runs` has one row a run: `run` (its key), `seed`, 
 `label` (the method's name with the parameters that vary, as `cgpfl[contexts=4]`), one column a hyperparameter
 and the cost columns. `history` has one row a run, tested model and evaluated round. Every function looks at
 the runs in `runs` only, so a part of an experiment (the rows of Table 1, one sweep) is chosen by passing
-those rows of `runs`; the rest of `history` is ignored. Datasets, models and methods keep the order in which
-`runs` names them.
+those rows of `runs` (`part`); the rest of `history` is ignored. Datasets, models and methods keep the order
+in which `runs` names them.
 
 Accuracies in tables are percent, averaged over seeds; the spread is the sample standard deviation (ddof 1),
 empty for one seed. `final` is a run's last evaluated round and `best` its best one. A run that diverged has
@@ -91,6 +91,14 @@ def _paper_result(path: Path | str, row: Mapping[str, Any]) -> PaperResult:
         params = {**params, "lam": float(row["lambda"])}
     datasets = PAPER_DATASETS[row["dataset"]]
     return PaperResult(datasets, row["model"].lower(), method, params, float(row["accuracy"]))
+
+
+def part(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The runs of one part of an experiment: `table1`, or a sweep by its parameter (`lam`, `contexts`).
+
+    Column `parts` holds the parts each run belongs to, a sequence of names.
+    """
+    return runs[np.array([name in parts for parts in runs["parts"]], dtype=bool)]
 
 
 def without(label: str, parameter: str) -> str:

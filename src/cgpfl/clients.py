@@ -1,0 +1,296 @@
+"""Clients' data on a device and their minibatch streams.
+
+All clients share one pool of samples; a client is two lists of positions in it (train, test). A minibatch is a
+function of (seed, client, step) alone: a keyed permutation says where in its data a client is after that many
+steps, so no stream has a state, and the order in which runs or clients are processed cannot matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cgpfl.errors import UserError
+
+# Streams that must be independent of each other although seed and client are the same.
+TRAINING, ADAPTATION, TRAIN_LOSS, PARTICIPATION, COINS, KMEANS = range(6)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of unequal length, end to end: list i is ``values[offsets[i] : offsets[i] + counts[i]]``."""
+
+    values: Tensor
+    offsets: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, lists: Sequence[Any]) -> Ragged:
+        arrays = [np.asarray(items, dtype=np.int64).reshape(-1) for items in lists]
+        counts = torch.tensor([len(items) for items in arrays], dtype=torch.int64)
+        values = torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0, dtype=torch.int64)
+        return cls(values, counts.cumsum(0) - counts, counts)
+
+    def to(self, device: torch.device) -> Ragged:
+        return Ragged(self.values.to(device), self.offsets.to(device), self.counts.to(device))
+
+    def padded(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Values of the given lists as [rows, width], and which of them are real; padding repeats a real value."""
+        column = torch.arange(width, device=self.values.device)
+        counts = self.counts[rows].unsqueeze(1)
+        return self.values[self.offsets[rows].unsqueeze(1) + column % counts], column < counts
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The data of N clients.
+
+    Attributes:
+        x: samples, float [M, *input_shape], standardised as the user wants them.
+        y: labels, int64 [M], each in 0..classes-1.
+        train, test: each client's positions in ``x``; no client is without training or test samples.
+        classes: number of classes C.
+        contexts: true latent context of each client, int64 [N], or None where there is none.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Ragged
+    test: Ragged
+    classes: int
+    contexts: Tensor | None = None
+
+    @property
+    def clients(self) -> int:
+        return len(self.train.counts)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Sequence[tuple[Any, Any, Any, Any]], contexts: Any = None, classes: int | None = None
+    ) -> ClientData:
+        """Clients from one tuple (x_train, y_train, x_test, y_test) each, numpy or torch.
+
+        Raises:
+            UserError: if shapes, lengths or labels do not fit together, naming the client.
+        """
+        if not arrays:
+            raise UserError("clients: the list is empty; at least one (x_train, y_train, x_test, y_test) is needed")
+        parts: list[tuple[Tensor, Tensor]] = []
+        for client, entry in enumerate(arrays):
+            if len(entry) != 4:
+                raise UserError(
+                    f"clients[{client}]: {len(entry)} arrays given, expected 4 (x_train, y_train, x_test, y_test)"
+                )
+            parts += [_checked(client, *entry[:2], "train"), _checked(client, *entry[2:], "test")]
+        shapes = {tuple(x.shape[1:]) for x, _ in parts}
+        if len(shapes) > 1:
+            raise UserError(f"clients: samples of different shapes {sorted(shapes)}; all must have one shape")
+        counts = np.array([len(y) for _, y in parts])
+        positions = np.split(np.arange(counts.sum()), counts.cumsum()[:-1])
+        x = torch.cat([x for x, _ in parts])
+        y = torch.cat([y for _, y in parts])
+        return cls.from_pool(x, y, positions[0::2], positions[1::2], contexts=contexts, classes=classes)
+
+    @classmethod
+    def from_pool(
+        cls,
+        x: Any,
+        y: Any,
+        train: Sequence[Any],
+        test: Sequence[Any],
+        contexts: Any = None,
+        classes: int | None = None,
+    ) -> ClientData:
+        """Clients as lists of positions in one pool ``x`` [M, ...], ``y`` [M] (a partition of a data set).
+
+        Raises:
+            UserError: for an empty client, a position outside the pool, or a label outside 0..classes-1.
+        """
+        x, y = torch.as_tensor(x), torch.as_tensor(y)
+        if not x.is_floating_point():
+            x = x.to(torch.float32)
+        y = y.to(torch.int64)
+        if len(train) != len(test) or not len(train):
+            raise UserError(f"clients: {len(train)} training and {len(test)} test lists; give one of each a client")
+        for name, lists in (("train", train), ("test", test)):
+            for client, positions in enumerate(lists):
+                if len(positions) == 0:
+                    raise UserError(f"clients[{client}]: no {name} samples; every client needs at least one")
+        train_lists, test_lists = Ragged.of(train), Ragged.of(test)
+        used = torch.cat([train_lists.values, test_lists.values])
+        if int(used.min()) < 0 or int(used.max()) >= len(x):
+            raise UserError(f"clients: a sample position lies outside the pool of {len(x)} samples")
+        labels = y[used]
+        classes = int(labels.max()) + 1 if classes is None else classes
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise UserError(
+                f"clients: labels run from {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}"
+            )
+        if contexts is not None:
+            contexts = torch.as_tensor(np.asarray(contexts)).to(torch.int64)
+            if contexts.shape != (len(train),):
+                raise UserError(f"contexts: {tuple(contexts.shape)} given, expected one a client ({len(train)},)")
+        return cls(x, y, train_lists, test_lists, max(classes, 2), contexts)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
+        """The same clients with samples of the given type on the given device."""
+        contexts = None if self.contexts is None else self.contexts.to(device)
+        x, y = self.x.to(device=device, dtype=dtype).contiguous(), self.y.to(device)
+        return ClientData(x, y, self.train.to(device), self.test.to(device), self.classes, contexts)
+
+    @staticmethod
+    def stack(parts: Sequence[ClientData]) -> ClientData:
+        """Several partitions end to end: client i of part p becomes client p*N + i. A shared pool stays shared."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        for part in parts[1:]:
+            if (part.clients, part.input_shape) != (first.clients, first.input_shape):
+                raise UserError(
+                    f"clients: partitions of {first.clients} and {part.clients} clients with samples of shape "
+                    f"{first.input_shape} and {part.input_shape}; all seeds need the same"
+                )
+        shared = all(part.x is first.x and part.y is first.y for part in parts)
+        shifts = [0] * len(parts) if shared else np.cumsum([0] + [len(part.x) for part in parts[:-1]]).tolist()
+        known = all(part.contexts is not None for part in parts)
+        return ClientData(
+            x=first.x if shared else torch.cat([part.x for part in parts]),
+            y=first.y if shared else torch.cat([part.y for part in parts]),
+            train=_joined([part.train for part in parts], shifts),
+            test=_joined([part.test for part in parts], shifts),
+            classes=max(part.classes for part in parts),
+            contexts=torch.cat([part.contexts for part in parts if part.contexts is not None]) if known else None,
+        )
+
+
+def _checked(client: int, x: Any, y: Any, split: str) -> tuple[Tensor, Tensor]:
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    if len(x) != len(y) or y.ndim != 1:
+        raise UserError(
+            f"clients[{client}]: x_{split} has {len(x)} samples and y_{split} has shape {tuple(y.shape)}; "
+            "expected one label a sample"
+        )
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        raise UserError(f"clients[{client}]: y_{split} holds fractions; labels must be whole numbers 0..C-1")
+    return (x if x.is_floating_point() else x.to(torch.float32)), y.to(torch.int64)
+
+
+def _joined(parts: Sequence[Ragged], shifts: Sequence[int]) -> Ragged:
+    values = torch.cat([part.values + shift for part, shift in zip(parts, shifts, strict=True)])
+    counts = torch.cat([part.counts for part in parts])
+    return Ragged(values, counts.cumsum(0) - counts, counts)
+
+
+# --- minibatch streams ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch a row: ``x`` [rows, b, *input_shape], ``y`` int64 [rows, b], and each sample's share of its
+    row's mean, ``weight`` [rows, b, 1] (1/b; 0 for the padding of a client with fewer than b samples)."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Positions in the pool of every minibatch of some steps: ``index`` [streams, steps, b] and ``weight``
+    [streams, b, 1]. With ``full`` batches one step stands for all (``index`` [streams, 1, b])."""
+
+    index: Tensor
+    weight: Tensor
+
+    @classmethod
+    def sampled(
+        cls, lists: Ragged, rows: Tensor, keys: Tensor, first: int, steps: int, batch_size: int, purpose: int
+    ) -> Streams:
+        """Steps ``first`` to ``first + steps - 1`` of each row's stream: every pass over a client's n samples is a
+        fresh permutation, cut into batches of min(batch_size, n); a batch may straddle two passes.
+
+        Args:
+            lists: the clients' sample positions. rows [streams]: which list a stream draws from.
+            keys: int64 [streams], one key a (seed, client).
+        """
+        n = lists.counts[rows].view(-1, 1, 1)
+        size = n.clamp(max=batch_size)
+        width = int(size.max())
+        slot = torch.arange(width, device=n.device)
+        step = torch.arange(first, first + steps, device=n.device).view(1, -1, 1)
+        position = step * size + slot % size
+        passes = position // n
+        key = mix(mix(keys.view(-1, 1, 1) + purpose) + passes)
+        index = lists.values[lists.offsets[rows].view(-1, 1, 1) + permuted(position - passes * n, n, key)]
+        return cls(index, _mean_weights(slot < size[:, 0], size[:, 0]))
+
+    @classmethod
+    def full(cls, lists: Ragged, rows: Tensor) -> Streams:
+        """Every step sees all of a client's samples."""
+        counts = lists.counts[rows].unsqueeze(1)
+        index, real = lists.padded(rows, int(counts.max()))
+        return cls(index.unsqueeze(1), _mean_weights(real, counts))
+
+
+def _mean_weights(real: Tensor, counts: Tensor) -> Tensor:
+    return (real / counts).to(torch.float64).unsqueeze(-1)
+
+
+_GOLDEN, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
+
+
+def mix(value: Tensor) -> Tensor:
+    """A well-mixed 64-bit hash of int64 values (the finaliser of splitmix64, Steele et al. 2014), the same on
+    every device."""
+    z = value + _GOLDEN
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX1
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX2
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+def stream_keys(seeds: Tensor, clients: Tensor) -> Tensor:
+    """One int64 key a (seed, client), elementwise."""
+    return mix(mix(seeds) + clients)
+
+
+def host_generator(seed: int, purpose: int, *more: int) -> np.random.Generator:
+    """A numpy generator for draws made once a round (coins, participants), a function of its arguments."""
+    return np.random.default_rng([seed, purpose, *more])
+
+
+_ROUNDS = 5
+
+
+def permuted(position: Tensor, n: Tensor, key: Tensor) -> Tensor:
+    """Where ``position`` (0..n-1) goes in the pseudo-random permutation of 0..n-1 that ``key`` names, elementwise.
+
+    A keyed bijection of k-bit numbers (2^(k-1) < n <= 2^k; multiply by an odd key, add, xor the high half into the
+    low), walked until it lands below n: no table, no state, no sorting.
+    """
+    limit = n.expand_as(position)
+    bits = torch.ceil(torch.log2(n.to(torch.float64))).to(torch.int64)
+    mask, shift = (1 << bits) - 1, torch.div(bits + 1, 2, rounding_mode="floor").clamp(min=1)
+    walk = _scrambled(position, mask, shift, key)
+    outside = walk >= limit
+    while bool(outside.any()):
+        mask, shift, key = (t.expand_as(position) for t in (mask, shift, key))
+        walk[outside] = _scrambled(walk[outside], mask[outside], shift[outside], key[outside])
+        outside = walk >= limit
+    return walk
+
+
+def _scrambled(x: Tensor, mask: Tensor, shift: Tensor, key: Tensor) -> Tensor:
+    for turn in range(_ROUNDS):
+        part = (key >> (11 * turn)) ^ (key << 7)
+        x = (x * (part | 1) + (part >> 17)) & mask
+        x = x ^ (x >> shift)
+    return x

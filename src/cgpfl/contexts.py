@@ -1,0 +1,126 @@
+"""Latent contexts: clustering of uploaded models, labels that keep their meaning over rounds, and how many."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import pdist
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+# Above this many uploads the N x N Gram matrix is no longer the cheap way.
+GRAM_LIMIT = 4000
+RESTARTS = 4  # of k-means++; the best by inertia is kept
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Context of each row, int64 [N], in 0..K-1; how many contexts are not empty; Lloyd iterations needed."""
+
+    labels: NDArray[np.int64]
+    found: int
+    iterations: int
+
+
+def coordinates(models: Tensor) -> NDArray[np.float64]:
+    """Models [N, d] as points [N, rank <= N] with the same pairwise distances.
+
+    k-means sees its points only through their distances, and N models span at most N dimensions: the eigenvectors
+    of the centred N x N Gram matrix, scaled by the roots of their eigenvalues, are the same points in other axes.
+    Beyond ``GRAM_LIMIT`` rows the centred models are projected on the principal axes of ``GRAM_LIMIT / 8`` evenly
+    spaced ones instead (exact if these span the rest, an approximation otherwise).
+    """
+    centred = (models - models.mean(0)).to(torch.float64)
+    if len(models) <= GRAM_LIMIT:
+        values, vectors = np.linalg.eigh((centred @ centred.T).cpu().numpy())
+        values = values.clip(min=0)
+        return vectors[:, values > 0] * np.sqrt(values[values > 0])
+    sample = centred[:: math.ceil(8 * len(models) / GRAM_LIMIT)]
+    axes = torch.linalg.svd(sample, full_matrices=False).Vh
+    return (centred @ axes.T).cpu().numpy()
+
+
+def distinct_rows(points: NDArray[np.float64]) -> int:
+    """Number of different points, up to rounding, counted until it is certain that no two clusters are missing."""
+    if points.size == 0:
+        return 1
+    scale = np.abs(points).max() or 1.0
+    return len(np.unique(np.round(points / scale, 9), axis=0))
+
+
+def cluster(
+    points: NDArray[np.float64], contexts: int, seed: int, previous: NDArray[np.int64] | None = None
+) -> Clustering:
+    """k-means of ``points`` [N, r] into at most ``contexts`` clusters.
+
+    Args:
+        seed: of the k-means++ draws (Arthur and Vassilvitskii 2007).
+        previous: labels [N] whose means are the initial centres instead of k-means++ draws, where all of their
+            ``contexts`` clusters are occupied.
+
+    With fewer distinct points than ``contexts`` the surplus clusters stay empty.
+    """
+    found = min(contexts, distinct_rows(points))
+    if found == 1 or points.size == 0:
+        return Clustering(np.zeros(len(points), dtype=np.int64), 1, 1)
+    init: str | NDArray[np.float64] = "k-means++"
+    if previous is not None and len(np.unique(previous)) == found:
+        init = np.stack([points[previous == label].mean(0) for label in np.unique(previous)])
+    restarts = RESTARTS if isinstance(init, str) else 1
+    kind = KMeans if len(points) <= GRAM_LIMIT else MiniBatchKMeans
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fewer clusters than asked for: counted below
+        fit = kind(n_clusters=found, init=init, n_init=restarts, random_state=seed).fit(points)
+    labels = fit.labels_.astype(np.int64)
+    return Clustering(labels, len(np.unique(labels)), int(fit.n_iter_))
+
+
+def matched(labels: NDArray[np.int64], previous: NDArray[np.int64], contexts: int) -> NDArray[np.int64]:
+    """``labels`` [N] renamed so that as many rows as possible keep their previous label (Hungarian method)."""
+    overlap = np.zeros((contexts, contexts), dtype=np.int64)
+    np.add.at(overlap, (labels, previous), 1)
+    ours, theirs = linear_sum_assignment(overlap, maximize=True)
+    renamed = np.empty(contexts, dtype=np.int64)
+    renamed[ours] = theirs
+    return renamed[labels]
+
+
+def means(points: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean point of each cluster, [largest label + 1, r]; zeros for an empty one."""
+    sums = np.zeros((int(labels.max()) + 1, points.shape[1]))
+    np.add.at(sums, labels, points)
+    return sums / np.bincount(labels, minlength=len(sums)).clip(min=1)[:, None]
+
+
+def weighted_cost(points: NDArray[np.float64], labels: NDArray[np.int64], share: NDArray[np.float64]) -> float:
+    """sum_i share_i * ||point_i - mean of its cluster||^2 (paper, theorem 2: cost(Theta, Omega; K))."""
+    return float((share * ((points - means(points, labels)[labels]) ** 2).sum(1)).sum())
+
+
+def spread(points: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, float]:
+    """Mean distance between the means of two contexts (NaN for one context), and of a point to its own."""
+    centres = means(points, labels)
+    occupied = centres[np.unique(labels)]
+    between = float(pdist(occupied).mean()) if len(occupied) > 1 else float("nan")
+    return {"between": between, "within": float(np.linalg.norm(points - centres[labels], axis=1).mean())}
+
+
+def complexity(d: int, m: int, contexts: int) -> float:
+    """sqrt(d*K/m * log(e*m/d)) (paper, equation 11). The logarithm needs d < e*m; where d is larger it is held at
+    0.01, with a warning."""
+    logarithm = math.log(math.e * m / d)
+    if logarithm < 0.01:
+        warnings.warn(
+            f"cgpfl_heur: d = {d} parameters for m = {m} training samples; the bound's log(e*m/d) is not positive "
+            "and is held at 0.01",
+            stacklevel=2,
+        )
+        logarithm = 0.01
+    return math.sqrt(d * contexts / m * logarithm)

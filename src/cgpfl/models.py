@@ -1,0 +1,284 @@
+"""Models as nn.Modules and as rows.
+
+A row is one model: a vector of d numbers in ``torch.nn.utils.parameters_to_vector`` order. A net computes with many
+rows at once, [rows, d]; each row sees its own minibatch. Two forms of the same thing:
+
+* ``DenseStack`` for stacks of Linear and ReLU: a gradient stays a list of factors (error, input) per layer and is
+  added to a row by one matrix product, so it is never formed.
+* ``GenericNet`` for any other module: ``vmap(grad)`` over the module itself; also the reference the fast form is
+  tested against.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+from cgpfl.clients import Batch
+from cgpfl.errors import UserError
+
+# --- modules --------------------------------------------------------------------------------------------------
+
+
+def mlr(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Multinomial logistic regression: one Linear layer (paper, section 5.1)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_size(input_shape), classes))
+
+
+def dnn(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> nn.Module:
+    """One hidden layer of ``hidden`` ReLU units (paper, section 5.1)."""
+    if hidden < 1:
+        raise UserError(f"hidden: {hidden} given, expected 1 or more units")
+    return nn.Sequential(nn.Flatten(), nn.Linear(_size(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def cnn(input_shape: tuple[int, ...], classes: int, channels: Sequence[int] = (6, 16), hidden: int = 120) -> nn.Module:
+    """Two 5x5 convolutions with 2x2 max pooling, then two fully connected layers (paper, section 5.1, which gives
+    no sizes). ``input_shape`` is (C, H, W), or (H, W) for grey images; both sides at least 16 pixels."""
+    shape = tuple(input_shape) if len(input_shape) == 3 else (1, *input_shape)
+    sides = [((side - 4) // 2 - 4) // 2 for side in shape[1:]]
+    if len(shape) != 3 or min(sides) < 1:
+        raise UserError(
+            f"model cnn: input shape {tuple(input_shape)}; expected (channels, height, width) with sides of 16 or more"
+        )
+    first, second = channels
+    return nn.Sequential(
+        nn.Unflatten(1, (1, shape[1])) if len(input_shape) == 2 else nn.Identity(),
+        nn.Conv2d(shape[0], first, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(second * sides[0] * sides[1], hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlr": mlr, "dnn": dnn, "cnn": cnn}
+
+# l2 that a model is trained with where none is given: the paper's MLR is "l2-regularised", with mu = 0.001 in the
+# code base it follows; DNN and CNN are not.
+DEFAULT_L2 = {"mlr": 0.001}
+
+
+def build_model(name: str, input_shape: Sequence[int], classes: int, **kwargs: Any) -> nn.Module:
+    """The module called ``name``, freshly initialised from torch's current random state.
+
+    Args:
+        name: ``mlr``, ``dnn`` or ``cnn``.
+        input_shape: shape of one sample. classes: number of outputs C.
+        kwargs: sizes of the model (dnn: hidden; cnn: channels, hidden).
+
+    The order of ``torch.nn.utils.parameters_to_vector`` on it is the column order of every row [.., d] in a result.
+
+    Raises:
+        UserError: for an unknown name or size.
+    """
+    if name not in MODELS:
+        raise UserError(f"model: {name!r} is unknown; valid are {', '.join(MODELS)}")
+    try:
+        return MODELS[name](tuple(input_shape), classes, **kwargs)
+    except TypeError as error:
+        raise UserError(f"model {name}: {error}") from None
+
+
+def initial_row(build: Callable[[], nn.Module], seed: int) -> Tensor:
+    """The module's initial parameters [d] as a function of ``seed`` (float32; torch's own state is left alone)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.utils.parameters_to_vector(build().parameters()).detach()
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Models [rows, d]: ``flat`` for arithmetic on whole models, ``parts`` are views of it for the net."""
+
+    flat: Tensor
+    parts: Any
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+
+class Net(ABC):
+    """What methods need of a model. ``x`` is [rows, n, *input_shape]; row r sees x[r]."""
+
+    size: int  # d, parameters of one model
+    device: torch.device
+
+    @abstractmethod
+    def rows(self, flat: Tensor) -> Rows:
+        """Views of [rows, d]; writing to one writes to the other."""
+
+    @abstractmethod
+    def logits(self, w: Rows, x: Tensor) -> Tensor:
+        """Outputs [rows, n, C]."""
+
+    @abstractmethod
+    def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Any:
+        """``scale`` [rows, 1] times the gradient of each row's mean cross-entropy on its minibatch, in the net's own
+        form: to be given to ``add`` or ``dense`` before ``w`` or the batch changes."""
+
+    @abstractmethod
+    def add(self, w: Rows, gradient: Any) -> None:
+        """w += gradient, in place."""
+
+    @abstractmethod
+    def dense(self, gradient: Any, like: Tensor) -> Tensor:
+        """The gradient as [rows, d], of the type of ``like`` [rows, d]."""
+
+
+class DenseStack(Net):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device):
+        self.sizes = tuple(sizes)
+        self.layers = tuple(zip(self.sizes[:-1], self.sizes[1:], strict=True))
+        self.size = sum(inputs * outputs + outputs for inputs, outputs in self.layers)
+        self.device = device
+
+    def rows(self, flat: Tensor) -> Rows:
+        parts, start = [], 0
+        for inputs, outputs in self.layers:
+            middle = start + inputs * outputs
+            stop = middle + outputs
+            parts.append((flat[:, start:middle].view(-1, outputs, inputs), flat[:, middle:stop].unsqueeze(1)))
+            start = stop
+        return Rows(flat, parts)
+
+    def logits(self, w: Rows, x: Tensor) -> Tensor:
+        return self._after_first(w, self.first(w, x.flatten(2)))[-1]
+
+    def first(self, w: Rows, x: Tensor) -> Tensor:
+        """Outputs of the first layer before its ReLU, [rows, n, outputs]."""
+        weight, bias = w.parts[0]
+        return torch.baddbmm(bias, x, weight.mT)
+
+    def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
+        x = batch.x.flatten(2)
+        return self.gradient_behind(w, self.first(w, x), x, batch, scale)
+
+    def gradient_behind(
+        self, w: Rows, first: Tensor, x: Tensor, batch: Batch, scale: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The gradient, given the first layer's outputs: one (error [rows, n, out], input [rows, n, in]) a layer."""
+        outputs = self._after_first(w, first)
+        error = softmax_error(outputs[-1], batch.y, batch.weight * scale.unsqueeze(-1))
+        factors = []
+        for layer in range(len(self.layers) - 1, 0, -1):
+            hidden = outputs[layer - 1]
+            factors.append((error, hidden))
+            error = torch.bmm(error, w.parts[layer][0]).mul_(hidden > 0)
+        factors.append((error, x))
+        return factors[::-1]
+
+    def _after_first(self, w: Rows, first: Tensor) -> list[Tensor]:
+        """Every layer's output, hidden ones after their ReLU."""
+        outputs = [first]
+        for weight, bias in w.parts[1:]:
+            outputs[-1] = torch.relu(outputs[-1])
+            outputs.append(torch.baddbmm(bias, outputs[-1], weight.mT))
+        return outputs
+
+    def add(self, w: Rows, gradient: list[tuple[Tensor, Tensor]]) -> None:
+        for (weight, bias), (error, inputs) in zip(w.parts, gradient, strict=True):
+            weight.baddbmm_(error.mT, inputs)
+            bias.add_(error.sum(1, keepdim=True))
+
+    def dense(self, gradient: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
+        flat = torch.zeros_like(like)
+        self.add(self.rows(flat), gradient)
+        return flat
+
+
+class GenericNet(Net):
+    """Any module without buffers, by ``vmap`` of ``grad`` over its functional form."""
+
+    def __init__(self, build: Callable[[], nn.Module], device: torch.device):
+        module = build()
+        self.names = [name for name, _ in module.named_parameters()]
+        self.shapes = [tuple(parameter.shape) for parameter in module.parameters()]
+        self.sizes = [parameter.numel() for parameter in module.parameters()]
+        self.size = sum(self.sizes)
+        self.device = device
+        self._module = module
+        self._local = threading.local()  # functional_call swaps a module's tensors: one copy a thread
+        if list(module.buffers()):
+            raise UserError(f"model: {type(module).__name__} has buffers (batch norm, say), which are not supported")
+
+    def _own(self) -> nn.Module:
+        if not hasattr(self._local, "module"):
+            self._local.module = copy.deepcopy(self._module).to("meta")
+        return self._local.module
+
+    def rows(self, flat: Tensor) -> Rows:
+        pieces = flat.split(self.sizes, dim=1)
+        views = [piece.view(-1, *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return Rows(flat, dict(zip(self.names, views, strict=True)))
+
+    def logits(self, w: Rows, x: Tensor) -> Tensor:
+        module = self._own()
+        return vmap(lambda parts, x: functional_call(module, parts, (x,)))(w.parts, x)
+
+    def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Tensor:
+        module = self._own()
+
+        def loss(parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            losses = cross_entropy(functional_call(module, parts, (x,)), y, reduction="none")
+            return (losses * weight.squeeze(-1)).sum()
+
+        weight = (batch.weight * scale.unsqueeze(-1)).expand(-1, batch.y.shape[1], 1)
+        parts = vmap(grad(loss))(w.parts, batch.x, batch.y, weight)
+        return torch.cat([parts[name].flatten(1) for name in self.names], dim=1)
+
+    def add(self, w: Rows, gradient: Tensor) -> None:
+        w.flat.add_(gradient)
+
+    def dense(self, gradient: Tensor, like: Tensor) -> Tensor:
+        return gradient
+
+
+def softmax_error(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Gradient of the weighted cross-entropies with respect to the logits, [rows, n, C]."""
+    error = torch.softmax(logits, dim=-1)
+    error.scatter_add_(-1, y.unsqueeze(-1), error.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+    return error.mul_(weight)
+
+
+def as_net(build: Callable[[], nn.Module], device: torch.device, path: str = "auto") -> Net:
+    """The fastest net for what ``build`` makes; ``path="generic"`` forces the reference."""
+    module = build()
+    if path == "auto" and isinstance(module, nn.Sequential):
+        layers = [layer for layer in module if not isinstance(layer, nn.Flatten)]
+        if _is_dense_stack(layers):
+            linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+            return DenseStack([linear[0].in_features, *(layer.out_features for layer in linear)], device)
+    return GenericNet(build, device)
+
+
+def _is_dense_stack(layers: Sequence[nn.Module]) -> bool:
+    odd = len(layers) % 2 == 1
+    linear = all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers[0::2])
+    return odd and linear and all(isinstance(layer, nn.ReLU) for layer in layers[1::2])

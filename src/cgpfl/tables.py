@@ -112,10 +112,19 @@ def without(label: str, parameter: str) -> str:
 
 
 def with_runs(runs: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frame` that belong to `runs`, with all the columns of their runs, in the order of
-    `runs`."""
-    own = frame.drop(columns=[c for c in frame.columns if c in runs.columns and c != "run"])
+    """The rows of `frame` that belong to `runs`, in the order of `runs` and with the columns of their runs.
+
+    A run's seed, dataset, model, method and label are those of `runs`; any other column of `frame` hides a
+    hyperparameter of the same name (`contexts` of the heuristic frame).
+    """
+    own = frame.drop(columns=["seed", "dataset", "model", "method", "label"], errors="ignore")
+    runs = runs.drop(columns=[name for name in own.columns if name in runs.columns and name != "run"])
     return runs.merge(own, on="run", how="inner", validate="one_to_many")
+
+
+def percent(rows: pd.DataFrame, column: str) -> pd.Series:
+    """A column of accuracies (0 to 1) in percent, NaN where the run has diverged."""
+    return 100 * rows[column].where(~rows["diverged"].astype(bool))
 
 
 def results_by_run(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +134,7 @@ def results_by_run(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     headline model comes first in each run.
     """
     rows = with_runs(runs, history).sort_values("round", kind="stable")
-    rows["final"] = _percent(rows, "accuracy")
+    rows["final"] = percent(rows, "accuracy")
     rows["best"] = rows.groupby(["run", "tested"])["final"].transform("max")
     last = rows.groupby(["run", "tested"]).tail(1)
     return _in_order_of(runs, last, [])
@@ -164,7 +173,7 @@ def fairness(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
         "worst_tenth": "accuracy_worst_decile",
     }
     results = results_by_run(runs, history)
-    results = results.assign(**{name: _percent(results, column) for name, column in sources.items()})
+    results = results.assign(**{name: percent(results, column) for name, column in sources.items()})
     return _group(results, [], lambda rows: _moments(rows, sources), _moment_names(sources))
 
 
@@ -202,7 +211,7 @@ def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | Non
     ]
     ends = ends[[*runs.columns, "tested", "headline"]].assign(budget=limits)
     rows = rows.merge(ends[["run", "tested", "budget"]], on=["run", "tested"])
-    rows["accuracy"] = _percent(rows, "accuracy")
+    rows["accuracy"] = percent(rows, "accuracy")
     reached = rows[rows["gradients"] <= rows["budget"]].groupby(["run", "tested"]).tail(1)
     results = ends.merge(reached[["run", "tested", "round", "accuracy"]], on=["run", "tested"], how="left")
 
@@ -284,10 +293,6 @@ def _aligned(lines: Sequence[Sequence[str]], width: int) -> list[str]:
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _percent(rows: pd.DataFrame, column: str) -> pd.Series:
-    return 100 * rows[column].where(~rows["diverged"].astype(bool))
 
 
 def _in_order_of(runs: pd.DataFrame, rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

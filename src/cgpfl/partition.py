@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -176,6 +177,26 @@ def options(scheme: str) -> dict[str, Any]:
     return dict(_SCHEMES[scheme].options)
 
 
+def has_contexts(scheme: str) -> bool:
+    """Whether partitions of a scheme know the true contexts of their clients."""
+    return _SCHEMES[scheme].contexts
+
+
+def check(scheme: str, clients: int, classes: int | None = None, **given: Any) -> None:
+    """Check the options of a partition without its labels: what `make_partition` would refuse whatever they are.
+
+    Args:
+        scheme, clients: as in `make_partition`.
+        classes: C, or None if it is not known yet.
+        given: options of the scheme; None counts as not given.
+
+    Raises:
+        UserError: naming the option, its value and what would be valid.
+    """
+    _check_int("clients", clients, 1)
+    _check_options(_chosen_options(scheme, given), clients, sys.maxsize if classes is None else classes)
+
+
 def subsample_train(partition: Partition, labels: ArrayLike, fraction: float, seed: int = 0) -> Partition:
     """Keep a stratified fraction of each client's training samples; the test samples stay the same.
 
@@ -333,6 +354,19 @@ def _request(
     classes: int | None,
     given: Mapping[str, Any],
 ) -> _Request:
+    option = _chosen_options(scheme, given)
+    of_class, totals = _labels(labels, classes)
+    _check_int("seed", seed, 0, prefix="")
+    if scheme == "given":
+        clients = _given_clients(option["client"], clients, len(of_class))
+    _check_int("clients", clients, 1)
+    assert clients is not None
+    _check_options(option, clients, len(totals))
+    return _Request(of_class, totals, int(clients), int(seed), option)
+
+
+def _chosen_options(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The scheme's options with the given ones in place of their defaults."""
     option = options(scheme)
     for key, value in given.items():
         if value is None:
@@ -346,14 +380,7 @@ def _request(
     for key, value in option.items():
         if value is ...:
             raise UserError(f"partition.{key} is missing; scheme {scheme!r} needs it.")
-    of_class, totals = _labels(labels, classes)
-    _check_int("seed", seed, 0, prefix="")
-    if scheme == "given":
-        clients = _given_clients(option["client"], clients, len(of_class))
-    _check_int("clients", clients, 1)
-    assert clients is not None
-    _check_options(option, clients, len(totals))
-    return _Request(of_class, totals, int(clients), int(seed), option)
+    return option
 
 
 def _labels(labels: ArrayLike, classes: int | None) -> tuple[Ints, Ints]:
@@ -392,7 +419,9 @@ def _given_clients(client: ArrayLike, clients: int | None, samples: int) -> int:
             "N clients must be numbered 0 to N-1."
         )
     if clients is not None and clients != len(found):
-        raise UserError(f"partition.clients is {clients} but the data's given split has {len(found)} clients.")
+        raise UserError(
+            f"partition.clients is {clients} but the data's given split has {len(found)} clients."
+        )
     return len(found)
 
 
@@ -400,7 +429,9 @@ def _is_real(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
 
 
-def _check_int(key: str, value: object, low: int, high: int | None = None, prefix: str = "partition.") -> None:
+def _check_int(
+    key: str, value: object, low: int, high: int | None = None, prefix: str = "partition."
+) -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (whole and low <= value and (high is None or value <= high)):  # type: ignore[operator]
         valid = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -542,13 +573,14 @@ def _given(request: _Request) -> tuple[Ints, Ints | None]:
 class _Scheme:
     deal: Callable[[_Request], tuple[Ints, Ints | None]]
     options: Mapping[str, Any] = field(default_factory=dict)
+    contexts: bool = False
 
 
 _BOUNDS = {"min_samples": 2, "max_samples": None}
 _SCHEMES: dict[str, _Scheme] = {
-    "cyclic": _Scheme(_cyclic, {"classes_per_client": 3, **_BOUNDS, "size_sigma": 0.8}),
-    "random": _Scheme(_random, {"classes_per_client": 3, **_BOUNDS, "size_sigma": 0.8}),
-    "contexts": _Scheme(_contexts, {"groups": ..., **_BOUNDS, "size_sigma": 0.8}),
+    "cyclic": _Scheme(_cyclic, {"classes_per_client": 3, **_BOUNDS, "size_sigma": 0.8}, contexts=True),
+    "random": _Scheme(_random, {"classes_per_client": 3, **_BOUNDS, "size_sigma": 0.8}, contexts=True),
+    "contexts": _Scheme(_contexts, {"groups": ..., **_BOUNDS, "size_sigma": 0.8}, contexts=True),
     "dirichlet": _Scheme(_dirichlet, {"concentration": 0.5, **_BOUNDS, "min_samples": 10}),
     "iid": _Scheme(_iid, {**_BOUNDS, "size_sigma": 0.8}),
     "shards": _Scheme(_shards, {"shards_per_client": 2, **_BOUNDS}),
@@ -592,7 +624,9 @@ def _common_minimum(request: _Request) -> int:
     low = max(request.option["min_samples"], 2)
     _check_pool(request, np.full(request.clients, low), len(request.labels))
     if request.max_samples < low:
-        raise UserError(f"partition.max_samples is {request.max_samples}; a client needs {low} samples or more.")
+        raise UserError(
+            f"partition.max_samples is {request.max_samples}; a client needs {low} samples or more."
+        )
     return low
 
 

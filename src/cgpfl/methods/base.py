@@ -70,9 +70,11 @@ class Param:
 
 def _hint(value: Any) -> str:
     """What a number that YAML read as text should be written as."""
+    if not isinstance(value, str):
+        return ""
     try:
         return f" (this is text: write {float(value):.10f}".rstrip("0").rstrip(".") + ")"
-    except (TypeError, ValueError):
+    except ValueError:
         return ""
 
 

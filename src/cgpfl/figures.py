@@ -397,12 +397,13 @@ NAMES = tuple(_FIGURES)
 
 def _convergence_of(frames: Frames, position: int) -> Figure:
     datasets = list(pd.unique(frames.runs["dataset"]))
-    if position >= len(datasets):
-        return note(
-            f"Nothing to draw: figure {position + 1} shows dataset {position + 1} of the experiment, "
-            f"which has {len(datasets)} ({', '.join(datasets)})."
-        )
-    return convergence(frames.table1, frames.history, datasets[position])
+    if position < len(datasets):
+        return convergence(frames.table1, frames.history, datasets[position])
+    ordinal = ("first", "second")[position]
+    return note(
+        f"Nothing to draw: figure {position + 1} shows the {ordinal} dataset, "
+        f"and there is {'only ' + ', '.join(datasets) if datasets else 'none'}."
+    )
 
 
 def _headline(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:

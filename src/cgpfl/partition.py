@@ -308,8 +308,7 @@ def load(path: Path) -> Partition:
     try:
         with np.load(path, allow_pickle=False) as data:
             parts = {
-                part: tuple(np.split(data[part], np.cumsum(data[f"{part}_sizes"])[:-1]))
-                for part in ("train", "test")
+                part: tuple(np.split(data[part], np.cumsum(data[f"{part}_sizes"])[:-1])) for part in ("train", "test")
             }
             contexts = data.get("contexts")
             return Partition(parts["train"], parts["test"], contexts, int(data["seed"]), str(data["scheme"]))
@@ -419,9 +418,7 @@ def _given_clients(client: ArrayLike, clients: int | None, samples: int) -> int:
             "N clients must be numbered 0 to N-1."
         )
     if clients is not None and clients != len(found):
-        raise UserError(
-            f"partition.clients is {clients} but the data's given split has {len(found)} clients."
-        )
+        raise UserError(f"partition.clients is {clients} but the data's given split has {len(found)} clients.")
     return len(found)
 
 
@@ -429,9 +426,7 @@ def _is_real(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
 
 
-def _check_int(
-    key: str, value: object, low: int, high: int | None = None, prefix: str = "partition."
-) -> None:
+def _check_int(key: str, value: object, low: int, high: int | None = None, prefix: str = "partition.") -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (whole and low <= value and (high is None or value <= high)):  # type: ignore[operator]
         valid = f"of {low} or more" if high is None else f"from {low} to {high}"
@@ -455,9 +450,7 @@ def _check_options(option: Mapping[str, Any], clients: int, classes: int) -> Non
         _check_int("max_samples", option["max_samples"], option["min_samples"])
     for key, least, most in (("size_sigma", 0.0, 10.0), ("concentration", 1e-3, 1e6)):
         if key in option and not (_is_real(option[key]) and least <= option[key] <= most):
-            raise UserError(
-                f"partition.{key} is {option[key]!r}; it must be a number from {least:g} to {most:g}."
-            )
+            raise UserError(f"partition.{key} is {option[key]!r}; it must be a number from {least:g} to {most:g}.")
     if "groups" in option:
         _check_groups(option["groups"], clients, classes)
 
@@ -503,9 +496,7 @@ def _cyclic(request: _Request) -> tuple[Ints, Ints | None]:
 
 
 def _random(request: _Request) -> tuple[Ints, Ints | None]:
-    sets = _random_sets(
-        request.rng(_SETS), request.clients, request.classes, request.option["classes_per_client"]
-    )
+    sets = _random_sets(request.rng(_SETS), request.clients, request.classes, request.option["classes_per_client"])
     return _deal_sets(request, sets), _same_sets(sets)
 
 
@@ -624,9 +615,7 @@ def _common_minimum(request: _Request) -> int:
     low = max(request.option["min_samples"], 2)
     _check_pool(request, np.full(request.clients, low), len(request.labels))
     if request.max_samples < low:
-        raise UserError(
-            f"partition.max_samples is {request.max_samples}; a client needs {low} samples or more."
-        )
+        raise UserError(f"partition.max_samples is {request.max_samples}; a client needs {low} samples or more.")
     return low
 
 
@@ -739,9 +728,7 @@ def fit_counts(sets: Bools, totals: Ints, raw: Floats, low: Ints, high: Ints) ->
 
     counts = np.floor(shape + 1e-9).astype(np.int64)
     rows = counts.sum(axis=1)
-    counts, _ = _augment(
-        counts, sets, np.maximum(low - rows, 0), spare - counts.sum(axis=0), np.maximum(rows - low, 0)
-    )
+    counts, _ = _augment(counts, sets, np.maximum(low - rows, 0), spare - counts.sum(axis=0), np.maximum(rows - low, 0))
     for goal in (sizes, high):
         need = np.maximum(goal - counts.sum(axis=1), 0)
         counts, _ = _augment(counts, sets, need, spare - counts.sum(axis=0))
@@ -786,9 +773,7 @@ def _into_bounds(counts: Ints, totals: Ints, low: int, high: int) -> Ints:
     return counts
 
 
-def _augment(
-    counts: Ints, allowed: Bools, need: Ints, spare: Ints, release: Ints | None = None
-) -> tuple[Ints, Bools]:
+def _augment(counts: Ints, allowed: Bools, need: Ints, spare: Ints, release: Ints | None = None) -> tuple[Ints, Bools]:
     """Raise row sums by up to `need` (as much in sum as is possible), taking samples from `spare`.
 
     A maximum flow in the residual network of `counts`: a client may get a sample of a class from its spare

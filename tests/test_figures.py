@@ -1,5 +1,6 @@
 """Figures on synthetic frames that look like those of an experiment."""
 
+from dataclasses import replace
 from itertools import product
 
 import matplotlib
@@ -69,20 +70,16 @@ def make_history(runs, rounds=ROUNDS):
 
 def make_assignments(runs, rounds=ROUNDS):
     rng = np.random.default_rng(0)
+    t = np.repeat(np.arange(1, rounds + 1), CLIENTS)
     frames = []
     for run in runs[runs["method"] == "cgpfl"].itertuples():
-        settled = TRUTH % int(run.contexts)
-        for t in range(1, rounds + 1):
-            noisy = rng.random(CLIENTS) < 0.8 * np.exp(-t / 5)
-            context = np.where(noisy, rng.integers(0, int(run.contexts), CLIENTS), settled)
-            frames.append(
-                pd.DataFrame({"run": run.run, "round": t, "client": range(CLIENTS), "context": context})
-            )
-    return (
-        pd.concat(frames, ignore_index=True)
-        if frames
-        else pd.DataFrame(columns=["run", "round", "client", "context"])
-    )
+        noisy = rng.random(len(t)) < 0.8 * np.exp(-t / 5)
+        settled = np.tile(TRUTH % int(run.contexts), rounds)
+        context = np.where(noisy, rng.integers(0, int(run.contexts), len(t)), settled)
+        client = np.tile(np.arange(CLIENTS), rounds)
+        frames.append(pd.DataFrame({"run": run.run, "round": t, "client": client, "context": context}))
+    empty = pd.DataFrame(columns=["run", "round", "client", "context"])
+    return pd.concat(frames, ignore_index=True) if frames else empty
 
 
 def make_clustering(runs, rounds=ROUNDS):
@@ -179,9 +176,7 @@ def test_convergence(frames):
     assert legend_of(figure) == names
     for panel in figure.axes:
         assert len(curves_of(panel)) == len(bands_of(panel)) == len(names)
-    looks = [
-        (line.get_color(), str(line._unscaled_dash_pattern), line.get_marker()) for line in curves_of(top)
-    ]
+    looks = [(line.get_color(), str(line._unscaled_dash_pattern), line.get_marker()) for line in curves_of(top)]
     assert all(len(set(column)) == len(names) for column in zip(*looks, strict=True))
     assert figures.draw("figure2", frames).axes[0].get_title() == "fashion_mnist / mlr"
 
@@ -255,9 +250,7 @@ def test_accuracy_by_contexts(frames):
 
 def test_accuracy_by_contexts_marks_values_that_diverged(frames):
     history = frames.history.copy()
-    history.loc[history["run"].isin(frames.runs.query("contexts == 9 and seed == 0")["run"]), "diverged"] = (
-        True
-    )
+    history.loc[history["run"].isin(frames.runs.query("contexts == 9 and seed == 0")["run"]), "diverged"] = True
     panel = figures.accuracy_by_contexts(frames.runs, frames.table1, history).axes[0]
     assert np.isnan(panel.lines[0].get_ydata()).tolist() == [k == 9 for k in range(1, 11)]
     assert [list(line.get_xdata()) for line in panel.lines if line.get_marker() == "X"] == [[9]]
@@ -280,13 +273,9 @@ def test_contexts_by_client(frames):
     assert panel.get_ylabel() == "client (by true context)"
     assert [label.get_text() for label in panel.get_yticklabels()] == list("01234")
     mesh = next(item for item in panel.collections if isinstance(item, QuadMesh))
-    run = frames.runs.query("dataset == 'mnist' and model == 'mlr' and seed == 0 and contexts == 4")[
-        "run"
-    ].item()
+    run = frames.runs.query("dataset == 'mnist' and model == 'mlr' and seed == 0 and contexts == 4")["run"].item()
     rows = frames.assignments[frames.assignments["run"] == run]
-    expected = rows.pivot(index="client", columns="round", values="context").loc[
-        np.argsort(TRUTH, kind="stable")
-    ]
+    expected = rows.pivot(index="client", columns="round", values="context").loc[np.argsort(TRUTH, kind="stable")]
     np.testing.assert_array_equal(mesh.get_array().reshape(CLIENTS, ROUNDS), expected)
     colours = [to_hex(mesh.cmap(mesh.norm(k))) for k in range(4)]
     assert colours == [colour.lower() for colour in figures.CONTEXT_COLOURS[:4]]
@@ -369,10 +358,11 @@ def test_a_second_dataset_that_is_not_there():
 
 
 @pytest.mark.parametrize("name", figures.NAMES)
-def test_same_frames_same_bytes(name, tmp_path):
+def test_same_frames_same_bytes(frames, name, tmp_path):
+    part = replace(frames, runs=frames.runs[frames.runs["dataset"] == "mnist"])
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        figures.save(figures.draw(name, make_frames(pairs=PAIRS[:1])), tmp_path / folder / name)
+        figures.save(figures.draw(name, part), tmp_path / folder / name)
     for ending in ("png", "pdf"):
         first, second = (tmp_path / folder / f"{name}.{ending}" for folder in ("a", "b"))
         assert first.read_bytes() == second.read_bytes()
@@ -398,6 +388,8 @@ def test_nothing_is_clipped_or_overlaps_the_legend(frames):
         for panel in figure.axes:
             for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
                 box = text.get_window_extent()
+                if not text.get_text():
+                    continue
                 assert inside.contains(box.x0, box.y0)
                 assert inside.contains(box.x1, box.y1)
             for legend in figure.legends:

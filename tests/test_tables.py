@@ -100,7 +100,8 @@ def test_table1_by_hand(two_seeds, paper):
     numbers = table[["final_mean", "final_std", "best_mean", "best_std"]].to_numpy()
     half = np.sqrt(0.5)  # the standard deviation of two values is their distance times this
     np.testing.assert_allclose(numbers, [[85, 10 * half, 87, 6 * half], [65, 10 * half, 67.5, 5 * half]])
-    assert table["paper"].iloc[0] == 91.90 and np.isnan(table["paper"].iloc[1])
+    assert table["paper"].iloc[0] == 91.90
+    assert np.isnan(table["paper"].iloc[1])
 
 
 def test_the_headline_model_comes_first_whatever_the_history_says_first():
@@ -140,7 +141,8 @@ def test_a_diverged_seed_empties_the_final_mean_and_is_named(two_seeds):
         {"dataset": "mnist", "model": "mlr", "method": "pfedme", "run": "b", "seed": 1, "round": 2}
     ]
     text = tables.to_markdown(table, failed)
-    assert "**diverged**" in text and "`pfedme` on mnist / mlr, seed 1 (run b): diverged by round 2" in text
+    assert "**diverged**" in text
+    assert "`pfedme` on mnist / mlr, seed 1 (run b): diverged by round 2" in text
     assert "diverged" in tables.summary(table)
 
 
@@ -185,9 +187,7 @@ def test_only_the_given_runs_count(two_seeds):
 
 
 def test_two_runs_of_a_seed_are_never_averaged():
-    runs, history = frames(
-        [run("a", 0, lam=12.0), run("b", 0, lam=13.0)], curve("a", [0.5]), curve("b", [0.6])
-    )
+    runs, history = frames([run("a", 0, lam=12.0), run("b", 0, lam=13.0)], curve("a", [0.5]), curve("b", [0.6]))
     with pytest.raises(ValueError, match="several runs of one seed"):
         tables.table1(runs, history)
     assert tables.table2(runs, history)["final_mean"].tolist() == pytest.approx([50, 60])
@@ -298,10 +298,10 @@ def test_fairness(two_seeds):
         ["pfedme", "local", 2],
     ]
     first = table.iloc[0]
-    assert first["client_mean_mean"] == pytest.approx(84) and first["client_spread_mean"] == pytest.approx(5)
-    assert first["worst_tenth_mean"] == pytest.approx(65) and first["worst_tenth_std"] == pytest.approx(
-        50**0.5
-    )
+    assert first["client_mean_mean"] == pytest.approx(84)
+    assert first["client_spread_mean"] == pytest.approx(5)
+    assert first["worst_tenth_mean"] == pytest.approx(65)
+    assert first["worst_tenth_std"] == pytest.approx(50**0.5)
 
 
 def test_cost(two_seeds):
@@ -332,9 +332,7 @@ def test_equal_gradients():
     assert table["gradients"].tolist() == [40, 40]
     assert table["round"].tolist() == [2, 4]
     assert table["accuracy_mean"].tolist() == pytest.approx([20, 80])
-    assert tables.equal_gradients(runs, history, budget=30)["accuracy_mean"].tolist() == pytest.approx(
-        [10, 70]
-    )
+    assert tables.equal_gradients(runs, history, budget=30)["accuracy_mean"].tolist() == pytest.approx([10, 70])
     assert tables.equal_gradients(runs, history, budget=10)["accuracy_mean"].isna().tolist() == [True, False]
 
 
@@ -393,14 +391,17 @@ def test_summary_fits_the_terminal():
     )
     lines = tables.summary(tables.table1(runs, history)).splitlines()
     assert max(map(len, lines)) <= 100
-    assert "cgpfl[contexts=4,lam=12" in lines[-1] and "…" in lines[-1]
+    assert "cgpfl[contexts=4,lam=12" in lines[-1]
+    assert "…" in lines[-1]
 
 
 def test_no_runs():
     runs, history = frames([run("a")], curve("a", [0.5]))
     table = tables.table1(runs[:0], history)
-    assert list(table.columns) == tables.TABLE1 and table.empty
-    assert tables.to_markdown(table) == "No runs.\n" and tables.summary(table) == "No runs."
+    assert list(table.columns) == tables.TABLE1
+    assert table.empty
+    assert tables.to_markdown(table) == "No runs.\n"
+    assert tables.summary(table) == "No runs."
     assert list(tables.table2(runs[:0].assign(lam=1.0), history).columns) == tables.TABLE2
 
 

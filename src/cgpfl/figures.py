@@ -119,13 +119,10 @@ def draw(name: str, frames: Frames) -> Figure:
 
 
 def save(figure: Figure, stem: Path | str) -> None:
-    """Writes `stem`.png (200 dots an inch) and `stem`.pdf without dates or versions: same figure, same
-    bytes."""
+    """Writes `stem`.png (200 dots an inch) and `stem`.pdf without dates or versions: same figure, same bytes."""
     with matplotlib.style.context(["default", dict(STYLE)]):
         figure.savefig(f"{stem}.png", dpi=200, metadata={"Software": None})
-        figure.savefig(
-            f"{stem}.pdf", dpi=300, metadata={"Creator": None, "Producer": None, "CreationDate": None}
-        )
+        figure.savefig(f"{stem}.pdf", dpi=300, metadata={"Creator": None, "Producer": None, "CreationDate": None})
 
 
 def _styled(function: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -181,9 +178,7 @@ def accuracy_by_contexts(sweep: pd.DataFrame, table1: pd.DataFrame, history: pd.
     sweep = sweep[sweep["method"] == "cgpfl"]
     if sweep.empty:
         return note("Nothing to draw: figure 3a needs a sweep of cgpfl over contexts.")
-    rows = _final(
-        sweep.assign(label=[tables.without(label, "contexts") for label in sweep["label"]]), history
-    )
+    rows = _final(sweep.assign(label=[tables.without(label, "contexts") for label in sweep["label"]]), history)
     others = _final(table1, history)
     curves, lines = _looks(rows, ["cgpfl"]), _looks(others, ["cgpfl_oracle", "pfedme"])
     heuristic = others[others["method"] == "cgpfl_heur"]
@@ -349,9 +344,7 @@ def partition(statistics: pd.DataFrame, title: str = "") -> Figure:
     `statistics`: columns client, context, class, train, test, a row a client and class. Clients are sorted by
     their true context where it is known, and thin lines part the contexts.
     """
-    order = (
-        statistics[["client", "context"]].drop_duplicates().sort_values(["context", "client"], kind="stable")
-    )
+    order = statistics[["client", "context"]].drop_duplicates().sort_values(["context", "client"], kind="stable")
     classes = list(pd.unique(statistics["class"]))
     figure = Figure(figsize=(WIDTH, min(7.0, 1.5 + 0.3 * len(classes))))
     panels = figure.subplots(2, 1, sharex=True)
@@ -498,11 +491,8 @@ def _curves(
         panel.set_ylim(low - margin, high + margin)
 
 
-def _curve(
-    panel: Axes, rows: pd.DataFrame, y: str, look: Look, x: str = "round", position: int = 0
-) -> pd.Series:
-    """Draws the mean over seeds of column `y` by `x` with its band, and returns it (NaN once a seed
-    diverged)."""
+def _curve(panel: Axes, rows: pd.DataFrame, y: str, look: Look, x: str = "round", position: int = 0) -> pd.Series:
+    """Draws the mean over seeds of column `y` by `x` with its band, and returns it (NaN once a seed diverged)."""
     table = rows.pivot(index=x, columns="seed", values=y)
     mean, std = table.mean(axis=1, skipna=False), table.std(axis=1, ddof=1, skipna=False)
     step = max(1, len(mean) // 8)

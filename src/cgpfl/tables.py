@@ -52,8 +52,7 @@ PAPER_DATASETS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PaperResult:
-    """One accuracy that the paper prints, in our names: `params` are the values a run must have to
-    correspond."""
+    """One accuracy that the paper prints, in our names: `params` are the values a run must have to correspond."""
 
     datasets: tuple[str, ...]
     model: str
@@ -76,8 +75,7 @@ def read_paper(path: Path | str) -> tuple[PaperResult, ...]:
     table = pd.read_csv(path)
     if missing := {"method", "dataset", "model", "lambda", "accuracy"} - set(table.columns):
         raise UserError(
-            f"{path}: column {sorted(missing)[0]!r} is missing; "
-            "needed are method, dataset, model, lambda and accuracy."
+            f"{path}: column {sorted(missing)[0]!r} is missing; needed are method, dataset, model, lambda and accuracy."
         )
     return tuple(_paper_result(path, row) for row in _records(table))
 
@@ -102,8 +100,7 @@ def part(runs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def without(label: str, parameter: str) -> str:
-    """A label without one of its parameters: `cgpfl[contexts=4,lam=12]` without `lam` is
-    `cgpfl[contexts=4]`."""
+    """A label without one of its parameters: `cgpfl[contexts=4,lam=12]` without `lam` is `cgpfl[contexts=4]`."""
     match = re.fullmatch(r"(.+?)\[(.*)\]", label)
     if match is None:
         return label
@@ -206,9 +203,7 @@ def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | Non
     rows = with_runs(runs, history).sort_values("round", kind="stable")
     ends = results_by_run(runs, history)
     spent = ends["gradients"].where(ends["final"].notna()).groupby([ends["dataset"], ends["model"]]).min()
-    limits = [
-        spent[pair] if budget is None else budget for pair in zip(ends["dataset"], ends["model"], strict=True)
-    ]
+    limits = [spent[pair] if budget is None else budget for pair in zip(ends["dataset"], ends["model"], strict=True)]
     ends = ends[[*runs.columns, "tested", "headline"]].assign(budget=limits)
     rows = rows.merge(ends[["run", "tested", "budget"]], on=["run", "tested"])
     rows["accuracy"] = percent(rows, "accuracy")
@@ -226,8 +221,7 @@ def equal_gradients(runs: pd.DataFrame, history: pd.DataFrame, budget: int | Non
 
 
 def diverged(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
-    """The runs that diverged: dataset, model, method (label), run, seed and the first `round` that showed
-    it."""
+    """The runs that diverged: dataset, model, method (label), run, seed and the first `round` that showed it."""
     rows = with_runs(runs, history)
     rows = rows[rows["diverged"].astype(bool)].sort_values("round", kind="stable").drop_duplicates("run")
     rows = _in_order_of(runs, rows, [])
@@ -276,11 +270,8 @@ def _summary_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _aligned(lines: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lines of cells as text: the first two columns to the left, the first cut to fit, the others to the
-    right."""
-    first, *widths = [
-        max(map(len, cells)) for cells in zip(*(cells for cells in lines if cells), strict=True)
-    ]
+    """Lines of cells as text: the first two columns to the left, the first cut to fit, the others to the right."""
+    first, *widths = [max(map(len, cells)) for cells in zip(*(cells for cells in lines if cells), strict=True)]
     first = min(first, width - sum(widths) - 2 * len(widths))
 
     def text(cells: Sequence[str]) -> str:
@@ -310,16 +301,13 @@ def _group(
     numbers: Callable[[pd.DataFrame], Mapping[str, float]],
     columns: Sequence[str],
 ) -> pd.DataFrame:
-    """One row for each dataset, model, label, `by` and tested model: n_seeds and the `numbers` of its
-    seeds."""
+    """One row for each dataset, model, label, `by` and tested model: n_seeds and the `numbers` of its seeds."""
     rows = []
     results = _in_order_of(results, results, by)
     for key, seeds in results.groupby(["dataset", "model", "label", *by, "tested"], sort=False):
         identity = dict(zip(["dataset", "model", "method", *by, "tested"], key, strict=True))
         if seeds["seed"].duplicated().any():
-            raise ValueError(
-                f"several runs of one seed for {identity}: pass the runs of one part of the experiment"
-            )
+            raise ValueError(f"several runs of one seed for {identity}: pass the runs of one part of the experiment")
         rows.append({**identity, "n_seeds": len(seeds), **numbers(seeds)})
     return pd.DataFrame(rows, columns=[*IDENTITY, *by, "n_seeds", *columns])
 
@@ -392,13 +380,9 @@ def _table2_section(table: pd.DataFrame) -> str:
     rows = []
     for method, group in table.groupby("method", sort=False):
         of_lam = {row["lam"]: row for row in _records(group)}
-        rows.append(
-            [f"`{method}`", *(_mean_std(of_lam[lam], "final") if lam in of_lam else "" for lam in lams)]
-        )
+        rows.append([f"`{method}`", *(_mean_std(of_lam[lam], "final") if lam in of_lam else "" for lam in lams)])
         if group["paper"].notna().any():
-            rows.append(
-                ["*paper*", *(_number(of_lam[lam]["paper"]) if lam in of_lam else "" for lam in lams)]
-            )
+            rows.append(["*paper*", *(_number(of_lam[lam]["paper"]) if lam in of_lam else "" for lam in lams)])
     return _markdown(["lambda", *(f"{lam:g}" for lam in lams)], rows, left=1)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cgpfl.errors import UserError
@@ -213,25 +214,25 @@ class Streams:
 
     @classmethod
     def sampled(
-        cls, lists: Ragged, rows: Tensor, keys: Tensor, first: int, steps: int, batch_size: int, purpose: int
+        cls, lists: Ragged, rows: Tensor, keys: NDArray[np.uint64], first: int, steps: int, batch_size: int
     ) -> Streams:
         """Steps ``first`` to ``first + steps - 1`` of each row's stream: every pass over a client's n samples is a
         fresh permutation, cut into batches of min(batch_size, n); a batch may straddle two passes.
 
         Args:
             lists: the clients' sample positions. rows [streams]: which list a stream draws from.
-            keys: int64 [streams], one key a (seed, client).
+            keys: [streams], see ``stream_keys``.
         """
-        n = lists.counts[rows].view(-1, 1, 1)
-        size = n.clamp(max=batch_size)
-        width = int(size.max())
-        slot = torch.arange(width, device=n.device)
-        step = torch.arange(first, first + steps, device=n.device).view(1, -1, 1)
-        position = step * size + slot % size
-        passes = position // n
-        key = mix(mix(keys.view(-1, 1, 1) + purpose) + passes)
-        index = lists.values[lists.offsets[rows].view(-1, 1, 1) + permuted(position - passes * n, n, key)]
-        return cls(index, _mean_weights(slot < size[:, 0], size[:, 0]))
+        n = lists.counts[rows].cpu().numpy()[:, None, None]
+        size = np.minimum(n, batch_size)
+        slot = np.arange(int(size.max()))
+        place = np.arange(first, first + steps)[None, :, None] * size + slot % size
+        passes = place // n
+        walk = permuted(place - passes * n, n, mixed(keys[:, None, None] + passes.astype(np.uint64)))
+        chosen = torch.from_numpy(walk.astype(np.int64)).to(rows.device, non_blocking=True)
+        index = lists.values[lists.offsets[rows].view(-1, 1, 1) + chosen]
+        real = torch.from_numpy(slot < size[:, 0]).to(rows.device)
+        return cls(index, _mean_weights(real, lists.counts[rows].clamp(max=batch_size).unsqueeze(1)))
 
     @classmethod
     def full(cls, lists: Ragged, rows: Tensor) -> Streams:
@@ -245,21 +246,18 @@ def _mean_weights(real: Tensor, counts: Tensor) -> Tensor:
     return (real / counts).to(torch.float64).unsqueeze(-1)
 
 
-_GOLDEN, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
+def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A well-mixed 64-bit hash (splitmix64, Steele et al. 2014)."""
+    z = value + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
-def mix(value: Tensor) -> Tensor:
-    """A well-mixed 64-bit hash of int64 values (the finaliser of splitmix64, Steele et al. 2014), the same on
-    every device."""
-    z = value + _GOLDEN
-    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX1
-    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX2
-    return z ^ ((z >> 31) & (2**33 - 1))
-
-
-def stream_keys(seeds: Tensor, clients: Tensor) -> Tensor:
-    """One int64 key a (seed, client), elementwise."""
-    return mix(mix(seeds) + clients)
+def stream_keys(seeds: Any, clients: Any, purpose: int) -> NDArray[np.uint64]:
+    """One key a (seed, client), elementwise; streams of another purpose have nothing in common with it."""
+    seeds, clients = np.asarray(seeds).astype(np.uint64), np.asarray(clients).astype(np.uint64)
+    return mixed(mixed(mixed(seeds) + np.uint64(purpose)) + clients)
 
 
 def host_generator(seed: int, purpose: int, *more: int) -> np.random.Generator:
@@ -267,30 +265,41 @@ def host_generator(seed: int, purpose: int, *more: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose, *more])
 
 
-_ROUNDS = 5
+# Constants of the five turns of the permutation below: arbitrary, well spread bit patterns.
+_TURNS = [(0x9E3779B9, 0x85EBCA6B), (0xC2B2AE35, 0x27D4EB2F), (0x165667B1, 0xD3A2646C), (0xFD7046C5, 0xB55A4F09)]
+_TURNS += [(0x2545F491, 0x4F6CDD1D)]
 
 
-def permuted(position: Tensor, n: Tensor, key: Tensor) -> Tensor:
+def permuted(position: NDArray[Any], n: NDArray[Any], key: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Where ``position`` (0..n-1) goes in the pseudo-random permutation of 0..n-1 that ``key`` names, elementwise.
 
-    A keyed bijection of k-bit numbers (2^(k-1) < n <= 2^k; multiply by an odd key, add, xor the high half into the
-    low), walked until it lands below n: no table, no state, no sorting.
+    A keyed bijection of k-bit numbers (2^(k-1) < n <= 2^k; multiply by an odd key, add a key, xor the high half into
+    the low, five times), walked until it lands below n: no table, no state, no sorting. n is at most 2^31.
     """
-    limit = n.expand_as(position)
-    bits = torch.ceil(torch.log2(n.to(torch.float64))).to(torch.int64)
-    mask, shift = (1 << bits) - 1, torch.div(bits + 1, 2, rounding_mode="floor").clamp(min=1)
-    walk = _scrambled(position, mask, shift, key)
-    outside = walk >= limit
-    while bool(outside.any()):
-        mask, shift, key = (t.expand_as(position) for t in (mask, shift, key))
-        walk[outside] = _scrambled(walk[outside], mask[outside], shift[outside], key[outside])
-        outside = walk >= limit
+    bits = np.ceil(np.log2(n)).astype(np.uint32)
+    mask, shift = (np.uint32(1) << bits) - np.uint32(1), np.maximum((bits + np.uint32(1)) // 2, np.uint32(1))
+    low, high = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
+    walk = np.ascontiguousarray(_scrambled(position.astype(np.uint32), mask, shift, low, high))
+    limit, mask, shift, low, high = (
+        np.broadcast_to(x, walk.shape).ravel() for x in (n.astype(np.uint32), mask, shift, low, high)
+    )
+    flat = walk.reshape(-1)
+    outside = np.flatnonzero(flat >= limit)
+    while len(outside):
+        own = (x[outside] for x in (mask, shift, low, high))
+        flat[outside] = _scrambled(flat[outside], *own)
+        outside = outside[flat[outside] >= limit[outside]]
     return walk
 
 
-def _scrambled(x: Tensor, mask: Tensor, shift: Tensor, key: Tensor) -> Tensor:
-    for turn in range(_ROUNDS):
-        part = (key >> (11 * turn)) ^ (key << 7)
-        x = (x * (part | 1) + (part >> 17)) & mask
+def _scrambled(
+    x: NDArray[np.uint32],
+    mask: NDArray[np.uint32],
+    shift: NDArray[np.uint32],
+    low: NDArray[np.uint32],
+    high: NDArray[np.uint32],
+) -> NDArray[np.uint32]:
+    for times, plus in _TURNS:
+        x = (x * ((low ^ np.uint32(times)) | np.uint32(1)) + (high ^ np.uint32(plus))) & mask
         x = x ^ (x >> shift)
     return x

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist
 from sklearn.cluster import KMeans, MiniBatchKMeans
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 # Above this many uploads the N x N Gram matrix is no longer the cheap way.
@@ -75,7 +74,7 @@ def cluster(
         init = np.stack([points[previous == label].mean(0) for label in np.unique(previous)])
     restarts = RESTARTS if isinstance(init, str) else 1
     kind = KMeans if len(points) <= GRAM_LIMIT else MiniBatchKMeans
-    with threadpool_limits(1), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fewer clusters than asked for: counted below
         fit = kind(n_clusters=found, init=init, n_init=restarts, random_state=seed).fit(points)
     labels = fit.labels_.astype(np.int64)

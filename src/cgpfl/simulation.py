@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -197,8 +198,8 @@ class Block:
     def adapting(self, steps: int) -> Block:
         """These rows with ``steps`` minibatches of training data that are used for nothing else, for models that
         are adapted before they are tested."""
-        keys = stream_keys(self.sim.seeds[self.run], self.client)
-        streams = self.sim.minibatches(self.data_row, keys, self.round * max(steps, 1), max(steps, 1), ADAPTATION)
+        steps_drawn = max(steps, 1)
+        streams = self.sim.minibatches(self.run, self.client, self.round * steps_drawn, steps_drawn, ADAPTATION)
         return Block(self.sim, self.run, self.client, streams, steps=steps, round=self.round)
 
 
@@ -293,10 +294,13 @@ class Simulation:
             self._scratch[name] = torch.empty(rows, self.net.size, device=self.device, dtype=self.dtype)
         return self._scratch[name]
 
-    def minibatches(self, data_rows: Tensor, keys: Tensor, first: int, steps: int, purpose: int) -> Streams:
+    def minibatches(self, run: Tensor, client: Tensor, first: int, steps: int, purpose: int) -> Streams:
+        """Steps ``first``, ``first`` + 1, ... of the training minibatches of the given rows."""
+        rows = self.data_rows(run, client)
         if self.settings.batch_size == "full":
-            return Streams.full(self.data.train, data_rows)
-        return Streams.sampled(self.data.train, data_rows, keys, first, steps, int(self.settings.batch_size), purpose)
+            return Streams.full(self.data.train, rows)
+        keys = stream_keys(self.seeds[run].cpu(), client.cpu(), purpose)
+        return Streams.sampled(self.data.train, rows, keys, first, steps, int(self.settings.batch_size))
 
     # testing
 
@@ -359,9 +363,9 @@ class Simulation:
         row = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
         start = counts.cumsum(0) - counts
         position = torch.arange(len(row), device=self.device) - start[row]
-        key = stream_keys(torch.full_like(row, TRAIN_LOSS), row)
-        drawn = permuted(position, lists.counts[row], key)
-        return Ragged(lists.values[lists.offsets[row] + drawn], start, counts)
+        keys = stream_keys(0, row.cpu(), TRAIN_LOSS)
+        drawn = permuted(position.cpu().numpy(), lists.counts[row].cpu().numpy(), keys).astype(np.int64)
+        return Ragged(lists.values[lists.offsets[row] + torch.from_numpy(drawn).to(self.device)], start, counts)
 
     def evaluate(self, state: State) -> pd.DataFrame:
         """History rows of the current round: one a run and tested model."""
@@ -531,9 +535,7 @@ class Round:
         runs = [spec.seed for spec in self.sim.specs]
         lead = torch.tensor([runs.index(seed) for seed in seeds], device=self.sim.device)
         rows = (lead.unsqueeze(1) * self.count + torch.arange(self.count, device=self.sim.device)).view(-1)
-        run, client = self.run[rows], self.client[rows]
-        keys = stream_keys(self.sim.seeds[run], client)
-        streams = self.sim.minibatches(self.sim.data_rows(run, client), keys, first, steps, TRAINING)
+        streams = self.sim.minibatches(self.run[rows], self.client[rows], first, steps, TRAINING)
         of_run = torch.tensor([place[seed] for seed in runs], device=self.sim.device)
         slot = torch.arange(self.count, device=self.sim.device).repeat(self.sim.runs)
         return streams, of_run[self.run] * self.count + slot
@@ -719,11 +721,12 @@ def _groups(method: Method, specs: Sequence[RunSpec], numbers: int, settings: Se
 
 @contextmanager
 def _single_threaded_ops() -> Iterator[None]:
-    """Every torch operation on one thread; parallelism is over blocks of rows."""
+    """Every torch, BLAS and k-means operation on one thread; parallelism is over blocks of rows."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
         torch.set_num_threads(before)
 

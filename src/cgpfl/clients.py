@@ -265,9 +265,7 @@ def host_generator(seed: int, purpose: int, *more: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose, *more])
 
 
-# Constants of the five turns of the permutation below: arbitrary, well spread bit patterns.
-_TURNS = [(0x9E3779B9, 0x85EBCA6B), (0xC2B2AE35, 0x27D4EB2F), (0x165667B1, 0xD3A2646C), (0xFD7046C5, 0xB55A4F09)]
-_TURNS += [(0x2545F491, 0x4F6CDD1D)]
+_TURNS = [np.uint64(8 * turn) for turn in range(5)]  # each turn sees 32 other bits of the key
 
 
 def permuted(position: NDArray[Any], n: NDArray[Any], key: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -278,28 +276,23 @@ def permuted(position: NDArray[Any], n: NDArray[Any], key: NDArray[np.uint64]) -
     """
     bits = np.ceil(np.log2(n)).astype(np.uint32)
     mask, shift = (np.uint32(1) << bits) - np.uint32(1), np.maximum((bits + np.uint32(1)) // 2, np.uint32(1))
-    low, high = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
-    walk = np.ascontiguousarray(_scrambled(position.astype(np.uint32), mask, shift, low, high))
-    limit, mask, shift, low, high = (
-        np.broadcast_to(x, walk.shape).ravel() for x in (n.astype(np.uint32), mask, shift, low, high)
+    words = [(key >> turn).astype(np.uint32) for turn in _TURNS]
+    walk = np.ascontiguousarray(_scrambled(position.astype(np.uint32), mask, shift, words))
+    limit, mask, shift, *words = (
+        np.broadcast_to(x, walk.shape).ravel() for x in (n.astype(np.uint32), mask, shift, *words)
     )
     flat = walk.reshape(-1)
     outside = np.flatnonzero(flat >= limit)
     while len(outside):
-        own = (x[outside] for x in (mask, shift, low, high))
-        flat[outside] = _scrambled(flat[outside], *own)
+        flat[outside] = _scrambled(flat[outside], mask[outside], shift[outside], [word[outside] for word in words])
         outside = outside[flat[outside] >= limit[outside]]
     return walk
 
 
 def _scrambled(
-    x: NDArray[np.uint32],
-    mask: NDArray[np.uint32],
-    shift: NDArray[np.uint32],
-    low: NDArray[np.uint32],
-    high: NDArray[np.uint32],
+    x: NDArray[np.uint32], mask: NDArray[np.uint32], shift: NDArray[np.uint32], words: Sequence[NDArray[np.uint32]]
 ) -> NDArray[np.uint32]:
-    for times, plus in _TURNS:
-        x = (x * ((low ^ np.uint32(times)) | np.uint32(1)) + (high ^ np.uint32(plus))) & mask
+    for word in words:
+        x = (x * (word | np.uint32(1)) + (word >> np.uint32(19))) & mask
         x = x ^ (x >> shift)
     return x

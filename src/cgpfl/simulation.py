@@ -282,7 +282,9 @@ class Simulation:
 
     def map(self, call: Callable[[T], Any], items: Sequence[T]) -> list[Any]:
         """``call`` on every item, in the threads of this job."""
-        return list(self._executor.map(call, items)) if len(items) > 1 else [call(item) for item in items]
+        if self.settings.threads == 1 or len(items) == 1:
+            return [call(item) for item in items]
+        return list(self._executor.map(call, items))
 
     def each_run(self, call: Callable[[int], T]) -> list[T]:
         """``call`` on the number of each run (for work that a library does one run at a time)."""

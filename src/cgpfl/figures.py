@@ -1,5 +1,4 @@
-"""Figures: functions from the frames of an experiment's runs to matplotlib figures, and the way they are
-saved.
+"""Figures: functions from the frames of an experiment's runs to matplotlib figures, and how these are saved.
 
 The frames are those of `cgpfl.tables`: each function draws the runs that it is given and ignores the rest of
 the other frames. Curves are means over seeds with a band of one standard deviation (ddof 1); where a seed has
@@ -87,7 +86,7 @@ CROSS: Mapping[str, Any] = {"marker": "X", "color": "white", "mec": BLACK, "ms":
 STAR: Mapping[str, Any] = {"marker": "*", "color": BLUE, "mec": BLACK, "mew": 0.5, "ms": 10}
 """The number of contexts that cgpfl_heur chose."""
 CONVERGENCE = ("cgpfl", "cgpfl_heur", "pfedme", "ditto", "perfedavg")
-CONTEXT_COLOURS = (BLUE, ORANGE, "#F7EE8A", "#141414", SKY, VERMILLION, GREEN, PURPLE)
+CONTEXT_COLOURS = (BLUE, ORANGE, YELLOW, "#141414", SKY, VERMILLION, GREEN, PURPLE)
 """Neighbours differ in lightness, so that the contexts of figure 4 can be told apart in grey."""
 
 SAMPLES = LinearSegmentedColormap.from_list("samples", ["#DCEBF5", BLUE, "#04243A"])
@@ -188,8 +187,10 @@ def accuracy_by_contexts(sweep: pd.DataFrame, table1: pd.DataFrame, history: pd.
         for label, look in lines.items():
             own = _of(others[others["label"] == label], pair)
             panel.axhline(own["final"].mean(skipna=False), color=look.colour, ls=look.line)
-        for chosen, seeds in _of(heuristic, pair).groupby("contexts_chosen")["final"]:
-            panel.plot([float(str(chosen))], [seeds.mean(skipna=False)], ls="", zorder=5, **STAR)
+        if len(heuristic):
+            seeds = _of(heuristic, pair).groupby("contexts_chosen")["final"]
+            chosen = seeds.agg(lambda finals: finals.mean(skipna=False))
+            panel.plot(chosen.index, chosen, ls="", zorder=5, **STAR)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label(panels, "number of contexts K", "test accuracy (%)")
     stars = [Line2D([], [], ls="", label="K chosen by cgpfl_heur", **STAR)] if len(heuristic) else []
@@ -247,7 +248,7 @@ def contexts_by_client(
     for pair, panel in panels.items():
         table = _of(rows, pair).pivot(index="client", columns="round", values="context")
         truth = (contexts or {}).get(pair[0])
-        groups = table.iloc[:, -1] if truth is None else pd.Series(truth)[table.index]
+        groups = table.ffill(axis=1).iloc[:, -1] if truth is None else pd.Series(truth)[table.index]
         groups = groups.sort_values(kind="stable")
         table = table.loc[groups.index]
         panel.pcolormesh(
@@ -271,10 +272,9 @@ def contexts_by_client(
 
 @_styled
 def distances(runs: pd.DataFrame, clustering: pd.DataFrame) -> Figure:
-    """Figure 5a: mean distance between context models, and from a client's upload to its context model, by
-    round.
+    """Figure 5a: mean distances between context models, and of clients' uploads to their context models, by round.
 
-    Of the first setting of cgpfl in `runs`; Euclidean distances between the models' parameters.
+    Euclidean distances between parameters, of the first setting of cgpfl in `runs`.
     """
     rows = tables.with_runs(_first_setting(runs, "cgpfl"), clustering)
     if rows.empty:
@@ -364,7 +364,8 @@ def partition(statistics: pd.DataFrame, title: str = "") -> Figure:
         figure.colorbar(mesh, ax=panel, label=f"{split} samples", pad=0.01, aspect=12)
         panel.grid(visible=False)
         panel.set_ylabel("class")
-        panel.set_yticks(range(len(classes)), classes) if len(classes) <= 12 else None
+        if len(classes) <= 12:
+            panel.set_yticks(range(len(classes)), classes)
         for edge in np.flatnonzero(np.diff(order["context"].fillna(-1))):
             panel.axvline(edge + 0.5, color="0.6", lw=0.6)
     if len(order) <= 50:
@@ -522,7 +523,7 @@ def _crosses(panel: Axes, mean: pd.Series, look: Look, x: str) -> None:
     if x == "round" and len(ends):
         panel.plot(ends.index, ends, **cross)
     else:
-        lost = mean.index[mean.isna()]
+        lost = mean.index[mean.isna()][: 1 if x == "round" else None]
         panel.plot(lost, np.full(len(lost), 0.03), transform=panel.get_xaxis_transform(), **cross)
 
 

@@ -1,0 +1,554 @@
+"""The typed description of an experiment, and the training jobs and runs that follow from it.
+
+A configuration (a YAML file, or the mapping that Snakemake makes of it) becomes an `Experiment` by `load` or `read`,
+which check all that can be known before any work starts: names, types, ranges, and combinations that cannot be.
+Anything wrong ends in a `UserError` of one sentence with the key, the value and what would be valid.
+
+Keys, defaults and ranges stand in these types and nowhere else: `config/config.yaml`, `config/schema.json` and the
+tables in `config/README.md` are written from them by `cgpfl.reference`. What parameters a method has is
+known to `cgpfl.methods` alone.
+
+An experiment is a grid of training jobs, one for each dataset, model and method. A job does all runs of its method
+there: rows of Table 1, sweeps, seeds. A run is one seed and one set of parameters.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+
+import cgpfl
+from cgpfl import datasets, models
+from cgpfl import partition as partitions
+from cgpfl.errors import UserError
+
+Scalar = bool | int | float | str
+Params = dict[str, Any]
+AtLeast1 = Annotated[int, Field(ge=1)]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+PUBLISHED = {"digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (3, 32, 32)}
+"""Datasets of ten classes whose samples have a shape that is known before they are there."""
+TABLE1 = "table1"
+"""The part of an experiment that `methods` describes; the other parts are its sweeps, by the parameter they vary."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys and values of another type are errors, nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Dataset(Section):
+    """Where samples come from; a bare name such as `mnist` is short for the public dataset of that name."""
+
+    name: str = Field(pattern=NAME, description="name in results, tables and figures")
+    kind: str = Field(description="a published dataset, or image_folder or npz for your own")
+    path: str | None = Field(None, description="the folder, .zip or .npz file of your own data")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short(cls, value: Any) -> Any:
+        return {"name": value, "kind": value} if isinstance(value, str) else value
+
+    @model_serializer
+    def _to_short(self) -> Any:
+        return self.name if (self.kind, self.path) == (self.name, None) else dict(self)
+
+
+class Entry(Section):
+    """A name with settings of its own, `{cgpfl: {contexts: 4}}`, or without, `cgpfl`."""
+
+    name: str
+    params: Params = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and len(value) == 1:
+            [(name, params)] = value.items()
+            if isinstance(params, Mapping):
+                return {"name": name, "params": dict(params)}
+        raise ValueError("a name, or a name with a mapping of its settings as in {cgpfl: {contexts: 4}}")
+
+    @model_serializer
+    def _to_short(self) -> Any:
+        return {self.name: self.params} if self.params else self.name
+
+
+class Data(Section):
+    """How public datasets are fetched."""
+
+    archive_dir: str | None = Field(
+        None,
+        description="folder with the datasets' archives, searched before any mirror is asked; the environment "
+        "variable CGPFL_ARCHIVES names one too",
+    )
+
+
+class Partition(Section):
+    """How a dataset's samples become clients."""
+
+    clients: int = Field(40, ge=1, description="number of clients, N")
+    scheme: Literal["cyclic", "random", "contexts", "dirichlet", "iid", "shards"] = Field(
+        "cyclic",
+        description="cyclic: client u holds classes u, u+1, ...; random: random classes; contexts: groups of clients "
+        "share classes; dirichlet: label skew; iid; shards: shards of the samples sorted by class",
+    )
+    test_fraction: float = Field(0.25, gt=0, lt=1, description="share of a client's samples that is for testing")
+    classes_per_client: AtLeast1 | None = Field(
+        None, description="(cyclic, random) classes of a client; 3 if not given"
+    )
+    groups: AtLeast1 | list[list[int]] | None = Field(
+        None, description="(contexts) how many groups, or the classes of each"
+    )
+    concentration: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="(dirichlet) small: few classes a client; 0.5 if not given"
+    )
+    shards_per_client: AtLeast1 | None = Field(None, description="(shards) shards of a client; 2 if not given")
+    min_samples: AtLeast1 | None = Field(None, description="fewest samples of a client, training and test")
+    max_samples: AtLeast1 | None = Field(None, description="most samples of a client; no limit if not given")
+    size_sigma: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="(cyclic, random, contexts, iid) spread of the sizes: lognormal(0, size_sigma), scaled to the pool; "
+        "0.8 if not given",
+    )
+
+    @property
+    def options(self) -> Params:
+        """Those options of the scheme that are given."""
+        given = self.model_dump(exclude={"clients", "scheme", "test_fraction"})
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Training(Section):
+    """How every method is trained and tested."""
+
+    rounds: int = Field(200, ge=1, description="communication rounds, T")
+    batch_size: AtLeast1 | Literal["full"] = Field(
+        20,
+        description="samples of a minibatch, or full; a client with fewer uses all it has",
+    )
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    eval_every: int = Field(5, ge=1, description="test every so many rounds, and after the last")
+    train_loss_samples: AtLeast1 | None = Field(
+        None, description="training samples of a client for the train loss; null all"
+    )
+    dtype: Literal["float32", "float64"] = Field("float32", description="arithmetic")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto (a GPU if there is one), cpu, cuda or cuda:1"
+    )
+    threads: int = Field(2, ge=1, description="threads of one training job; as many jobs run as the cores allow")
+    memory_gb: float = Field(
+        4.0, gt=0, description="memory for one training job; sets how much is worked on at once, never the result"
+    )
+
+
+class Sweep(Section):
+    """Runs that differ in one parameter."""
+
+    methods: list[Entry] = Field(min_length=1, description="the methods, as under `methods`")
+    values: list[Scalar] | dict[str, list[Scalar]] = Field(
+        description="the parameter's values, or values by dataset and model: {mnist/mlr: [11, 12]}"
+    )
+
+    def values_for(self, dataset: str, model: str) -> list[Scalar]:
+        """The values for a dataset and model; KeyError where a mapping has none for them."""
+        return self.values[f"{dataset}/{model}"] if isinstance(self.values, dict) else self.values
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed and one set of parameters (every parameter of the method, resolved).
+
+    `label`: the method's name with those parameters that the experiment varies; `parts`: the parts of the experiment
+    that the run belongs to, `table1` or the names of sweeps.
+    """
+
+    seed: int
+    params: Params
+    label: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All runs of one method on one dataset and model: one call of the engine."""
+
+    dataset: str
+    model: str
+    model_args: Params
+    method: str
+    runs: tuple[Run, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As a mapping of plain values, for `params` of a workflow's rule; `from_plain` takes it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Job":
+        """The job that `plain` described."""
+        runs = tuple(Run(**{**run, "parts": tuple(run["parts"])}) for run in plain["runs"])
+        return cls(**{**plain, "runs": runs})
+
+
+class Experiment(Section):
+    """Everything that an experiment's results depend on, and the name they are kept under."""
+
+    name: str = Field(pattern=NAME, description="results go to results/<name>/")
+    seeds: list[int] = Field(
+        [0, 1, 2, 3, 4],
+        min_length=1,
+        description="a seed sets the partition, the initial weights and the minibatches",
+    )
+    datasets: list[Dataset] = Field(
+        min_length=1,
+        description="names of public datasets, or your own: {name: mine, kind: npz, path: mine.npz}",
+    )
+    models: list[Entry] = Field(min_length=1, description="models, each trained on each dataset")
+    data: Data = Field(Data(), description="how public datasets are fetched")
+    partition: Partition = Field(Partition(), description="how a dataset's samples become clients")
+    training: Training = Field(Training(), description="how every method is trained and tested")
+    params: Params = Field({}, description="hyperparameters for every method that takes them")
+    model_params: dict[str, Params] = Field(
+        {}, description="hyperparameters for one model, as {mlr: {l2: 0.001}}; they come before those of params"
+    )
+    methods: list[Entry] = Field(
+        min_length=1,
+        description="rows of Table 1: a method, with what differs from params if anything; lists give a row a value",
+    )
+    sweeps: dict[str, Sweep] = Field(
+        {}, description="parameters to vary and the methods to vary them for: lam is Table 2, contexts figure 3a"
+    )
+
+    @cached_property
+    def pairs(self) -> list[tuple[str, Entry]]:
+        """Every dataset's name with every model."""
+        return [(dataset.name, model) for dataset in self.datasets for model in self.models]
+
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
+        """The training jobs, by dataset, model and method in the order of the configuration."""
+        variants = [(pair, variant) for pair in self.pairs for variant in self._variants(*pair)]
+        shown = _shown_parameters(variant for _, variant in variants)
+        jobs: dict[tuple[str, str, str], tuple[Entry, list[_Variant]]] = {}
+        for (dataset, model), variant in variants:
+            jobs.setdefault((dataset, model.name, variant.method), (model, []))[1].append(variant)
+        return tuple(
+            Job(dataset, model, entry.params, method, tuple(self._runs(job, shown[method])))
+            for (dataset, model, method), (entry, job) in jobs.items()
+        )
+
+    def dataset(self, name: str) -> Dataset:
+        """The dataset of this name."""
+        return next(dataset for dataset in self.datasets if dataset.name == name)
+
+    def job(self, dataset: str, model: str, method: str) -> Job:
+        """The training job of a dataset, model and method."""
+        return next(job for job in self.jobs if (job.dataset, job.model, job.method) == (dataset, model, method))
+
+    def _variants(self, dataset: str, model: Entry) -> Iterator["_Variant"]:
+        for i, entry in enumerate(self.methods):
+            yield from self._settings(f"methods[{i}]", TABLE1, entry, model.name)
+        for name, sweep in self.sweeps.items():
+            if isinstance(sweep.values, dict) and f"{dataset}/{model.name}" not in sweep.values:
+                raise UserError(
+                    f"sweeps.{name}.values has no values for {dataset}/{model.name}; add that key, with [] for no runs, "
+                    "or give one list for all."
+                )
+            values = sweep.values_for(dataset, model.name)
+            for i, entry in enumerate(sweep.methods):
+                key = f"sweeps.{name}.methods[{i}]"
+                if name in entry.params:
+                    raise UserError(f"{key}: {entry.name} sets {name}, which the sweep is to vary; leave it out there.")
+                yield from self._settings(key, name, entry, model.name, {name: values})
+
+    def _settings(
+        self, key: str, part: str, entry: Entry, model: str, swept: Mapping[str, Sequence[Scalar]] | None = None
+    ) -> Iterator["_Variant"]:
+        """An entry's settings: one for each combination of the values it lists, resolved by the method."""
+        takes = cgpfl.methods()[entry.name].params
+        given = {**self.params, **self.model_params.get(model, {})}
+        shared = {name: value for name, value in given.items() if name in takes}
+        axes = {name: value if isinstance(value, list) else [value] for name, value in entry.params.items()}
+        axes |= {name: list(values) for name, values in (swept or {}).items()}
+        for values in itertools.product(*axes.values()):
+            own = dict(zip(axes, values, strict=True))
+            try:
+                params = cgpfl.resolve_params(entry.name, {**shared, **own}, model, self.partition.clients)
+            except UserError as error:
+                raise UserError(f"{key}: {error}") from None
+            resolved = {name: _whole(value) for name, value in params.items()}
+            yield _Variant(part, entry.name, tuple(entry.params), resolved)
+
+    def _runs(self, variants: Sequence["_Variant"], shown: Sequence[str]) -> Iterator[Run]:
+        """Each distinct setting once for each seed, with all the parts of the experiment that it belongs to."""
+        settings: dict[str, tuple[Params, list[str]]] = {}
+        for variant in variants:
+            parts = settings.setdefault(json.dumps(variant.params, sort_keys=True), (variant.params, []))[1]
+            if variant.part not in parts:
+                parts.append(variant.part)
+        for params, parts in settings.values():
+            label = _label(variants[0].method, params, shown)
+            yield from (Run(seed, params, label, tuple(parts)) for seed in self.seeds)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A method's resolved parameters, the part that asks for them, and the names that its entry sets."""
+
+    part: str
+    method: str
+    own: tuple[str, ...]
+    params: Params
+
+
+def _shown_parameters(variants: Iterator[_Variant]) -> dict[str, list[str]]:
+    """By method, the parameters that labels show: some entry sets them, and the method's runs differ in them.
+
+    A sweep alone does not put its parameter into labels: Table 2 has a column of its own for lambda.
+    """
+    by_method: dict[str, list[_Variant]] = {}
+    for variant in variants:
+        by_method.setdefault(variant.method, []).append(variant)
+    return {
+        method: [
+            name
+            for name in group[0].params
+            if any(name in variant.own for variant in group)
+            and len({json.dumps(variant.params[name]) for variant in group}) > 1
+        ]
+        for method, group in by_method.items()
+    }
+
+
+def _label(method: str, params: Params, shown: Sequence[str]) -> str:
+    values = ",".join(f"{name}={params[name]}" for name in shown)
+    return f"{method}[{values}]" if values else method
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers as ints, so that 12 and 12.0 are one value in keys and labels."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def read(path: Path | str) -> Experiment:
+    """The experiment that a YAML file describes. Raises UserError as `load` does, and for a file that is not YAML."""
+    try:
+        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"There is no configuration file {str(path)!r}.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    return load(config)
+
+
+def load(config: Any) -> Experiment:
+    """The experiment that a mapping describes, checked.
+
+    Raises UserError, one sentence with the key, its value and what would be valid, for an unknown or missing key, a
+    value of the wrong type or out of range, and for combinations that cannot be.
+    """
+    try:
+        experiment = Experiment.model_validate(config)
+    except ValidationError as error:
+        raise UserError(_sentence(error)) from None
+    _check_names(experiment)
+    _check_params(experiment)
+    _check_partition(experiment)
+    return experiment
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Names are known and unique, and the files that datasets are read from exist."""
+    unique: dict[str, list[Any]] = {
+        "seeds": experiment.seeds,
+        "datasets": [dataset.name for dataset in experiment.datasets],
+        "models": [model.name for model in experiment.models],
+    }
+    for key, names in unique.items():
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"{key}: {name!r} stands there twice; each may stand there once.")
+    for dataset in experiment.datasets:
+        path = None if dataset.path is None else Path(dataset.path)
+        datasets.check_source(dataset.name, dataset.kind, path)
+        if path is not None and not path.exists():
+            raise UserError(f"datasets: {dataset.name} has path {dataset.path!r}, where nothing is.")
+    for i, model in enumerate(experiment.models):
+        _check_known(f"models[{i}]", "model", model.name, models.MODELS)
+        for dataset in experiment.datasets:
+            if dataset.kind in PUBLISHED:
+                try:
+                    cgpfl.build_model(model.name, PUBLISHED[dataset.kind], 10, **model.params)
+                except UserError as error:
+                    raise UserError(f"models[{i}] on {dataset.name}: {error}") from None
+    for name in experiment.model_params:
+        _check_known("model_params", "model", name, models.MODELS)
+    entries = {f"methods[{i}]": entry for i, entry in enumerate(experiment.methods)}
+    for name, sweep in experiment.sweeps.items():
+        entries |= {f"sweeps.{name}.methods[{i}]": entry for i, entry in enumerate(sweep.methods)}
+    for key, entry in entries.items():
+        _check_known(key, "method", entry.name, cgpfl.methods())
+
+
+def _check_known(key: str, what: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise UserError(f"{key}: {name!r} is not a {what}; valid are {_names(known)}.{_meant(name, known)}")
+
+
+def _check_params(experiment: Experiment) -> None:
+    """Every hyperparameter is one of its method's (in `params`: of some method's) with a value in range."""
+    methods = cgpfl.methods()
+    anywhere = {name: param for method in methods.values() for name, param in method.params.items()}
+    groups = {"params": experiment.params}
+    groups |= {f"model_params.{model}": params for model, params in experiment.model_params.items()}
+    for group, params in groups.items():
+        for name, value in params.items():
+            if isinstance(value, list):
+                raise UserError(f"{group}.{name} is a list; values to vary go into an entry of `methods` or `sweeps`.")
+            _check_param(group, name, [value], anywhere)
+    for i, entry in enumerate(experiment.methods):
+        for name, value in entry.params.items():
+            values = value if isinstance(value, list) else [value]
+            _check_param(f"methods[{i}].{entry.name}", name, values, methods[entry.name].params)
+    for name, sweep in experiment.sweeps.items():
+        lists = sweep.values.values() if isinstance(sweep.values, dict) else [sweep.values]
+        for entry in sweep.methods:
+            for values in lists:
+                _check_param(f"sweeps.{entry.name}", name, values, methods[entry.name].params)
+            for own, value in entry.params.items():
+                values = value if isinstance(value, list) else [value]
+                _check_param(f"sweeps.{name}.{entry.name}", own, values, methods[entry.name].params)
+
+
+def _check_param(group: str, name: str, values: Sequence[Any], known: Mapping[str, cgpfl.Param]) -> None:
+    if name not in known:
+        raise UserError(f"{group}.{name}: unknown parameter; valid are {_names(known)}.{_meant(name, known)}")
+    for value in values:
+        if value is not None:
+            known[name].checked(value, group)
+
+
+def _check_partition(experiment: Experiment) -> None:
+    """The scheme has the options that are given, for every dataset, and the contexts that a method needs."""
+    partition = experiment.partition
+    for dataset in experiment.datasets:
+        classes = 10 if dataset.kind in PUBLISHED else None
+        partitions.check(partition.scheme, partition.clients, classes, **partition.options)
+    oracle = any(job.method == "cgpfl_oracle" for job in experiment.jobs)
+    if oracle and not partitions.has_contexts(partition.scheme):
+        known = [name for name in partitions.schemes() if partitions.has_contexts(name)]
+        raise UserError(
+            f"partition.scheme is {partition.scheme!r}, whose clients have no true contexts for cgpfl_oracle; "
+            f"valid are {_names(known)}, or leave cgpfl_oracle out of `methods`."
+        )
+
+
+def _sentence(error: ValidationError) -> str:
+    """The deepest of pydantic's findings (in a union: of the branch that fits best) as one sentence of ours."""
+    finding = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
+    key, node = _locate(finding["loc"])
+    value = finding["input"]
+    if finding["type"] == "value_error":
+        return f"{key} is {_plain(value)}; valid is {finding['ctx']['error']}."
+    if finding["type"] == "extra_forbidden":
+        known = node.get("properties", {})
+        return f"{key}: unknown key; valid are {_names(known)}.{_meant(key.split('.')[-1], known)}"
+    if finding["type"] == "missing":
+        return f"{key} is missing; valid is {in_words(node)}."
+    if isinstance(value, str) and (number := _number_in(value)) is not None:
+        return f"{key}: {value!r} is text to YAML; write {number}."
+    return f"{key or 'The configuration'} is {_plain(value)}; valid is {in_words(node)}."
+
+
+def _locate(location: Sequence[str | int]) -> tuple[str, dict[str, Any]]:
+    """The key at a place in a configuration and the JSON schema there, or of its parent for an unknown key."""
+    schema = Experiment.model_json_schema()
+    key, node, in_branch = "", schema, False
+    for step in location:
+        if "anyOf" in node and not in_branch:
+            in_branch = True  # of a union, pydantic's path names the branch
+            continue
+        in_branch = False
+        key += f"[{step}]" if isinstance(step, int) else f".{step}" if key else step
+        node = _child(schema, node, step) or node
+    return key, node
+
+
+def _child(schema: Mapping[str, Any], node: Mapping[str, Any], step: str | int) -> dict[str, Any] | None:
+    for branch in node.get("anyOf", [node]):
+        found = (
+            branch.get("items")
+            if isinstance(step, int)
+            else branch.get("properties", {}).get(step, branch.get("additionalProperties") or None)
+        )
+        if isinstance(found, dict):
+            reference = found.get("$ref") or ""
+            return schema["$defs"][reference.rpartition("/")[2]] | found if reference else found
+    return None
+
+
+def in_words(node: Mapping[str, Any]) -> str:
+    """What a JSON schema allows, in words."""
+    if "anyOf" in node:
+        return " or ".join(in_words(branch) for branch in node["anyOf"])
+    if "enum" in node or "const" in node:
+        return _names(node.get("enum", [node.get("const")]), "or")
+    kind = {
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "text",
+        "boolean": "true or false",
+        "array": "a list",
+        "object": "a mapping of keys",
+        "null": "null",
+    }.get(node.get("type", ""), "another value")
+    if node.get("type") == "object" and node.get("properties"):
+        kind += f" ({_names(node['properties'])})"
+    if node.get("type") == "array" and node.get("minItems"):
+        kind += " that is not empty"
+    if node.get("pattern") == NAME:
+        kind += " of letters, digits, '.', '_' and '-'"
+    elif "pattern" in node:
+        return node["description"]
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    limits = [f"{words} {node[bound]:g}" for bound, words in bounds.items() if bound in node]
+    return f"{kind} ({' and '.join(limits)})" if limits else kind
+
+
+def _number_in(text: str) -> str | None:
+    """A number that YAML takes for text, as `1e-3`, in a form that YAML reads as a number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if not math.isfinite(value):
+        return None
+    if value.is_integer():
+        return str(int(value))
+    return f"{value:.12f}".rstrip("0") if abs(value) > 1e-9 else f"{value:.1e}"
+
+
+def _names(names: Any, last: str = "and") -> str:
+    texts = [str(name) for name in names]
+    return f"{', '.join(texts[:-1])} {last} {texts[-1]}" if len(texts) > 1 else "".join(texts)
+
+
+def _meant(name: str, known: Any) -> str:
+    close = get_close_matches(name, [str(each) for each in known], 1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _plain(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,191 @@
+"""Where finished runs are kept, and how an experiment's results are gathered from them.
+
+Every run has a content key, a hash over all that decides its numbers. The store has a folder for each key, which
+appears whole or not at all: a killed job loses the runs it was at, never one that it had finished, and two jobs may
+store at once. Results for tables and figures are gathered from the store by the keys that an experiment names, so
+nothing is trained twice and nothing that is no longer asked for shows up.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cgpfl.errors import UserError
+from cgpfl.files import replacing
+
+COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "runs": {"run": "str", "seed": "int64"},
+    "history": {"run": "str", "seed": "int64", "round": "int64", "tested": "str", "accuracy": "float64"},
+    "assignments": {"run": "str", "round": "int64", "client": "int64", "context": "int64"},
+    "clustering": {
+        "run": "str",
+        "round": "int64",
+        "kmeans_iterations": "float64",
+        "contexts_found": "int64",
+        "moved": "float64",
+        "between": "float64",
+        "within": "float64",
+    },
+    "heuristic": {
+        "run": "str",
+        "contexts": "int64",
+        "e": "float64",
+        "complexity": "float64",
+        "cost": "float64",
+        "chosen": "bool",
+    },
+}
+"""The frames of results, and the columns that each has even where no run fills it."""
+Frames = Mapping[str, pd.DataFrame]
+
+ENGINE = ("clients", "models", "solvers", "contexts", "simulation", "methods")
+"""The modules whose code decides the numbers of a run."""
+
+
+@cache
+def engine_files() -> tuple[Path, ...]:
+    """The source files of ENGINE, sorted."""
+    root = Path(__file__).parent
+    paths = (root / name for name in ENGINE)
+    return tuple(sorted(file for path in paths for file in ([*path.rglob("*.py")] or [path.with_suffix(".py")])))
+
+
+@cache
+def engine_hash() -> str:
+    """A hash over the code of the engine; comments, docstrings and layout do not count."""
+    root = Path(__file__).parent
+    code = {str(file.relative_to(root)): code(file) for file in engine_files()}
+    return content_key(code)
+
+
+def code(file: Path) -> str:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def _is_text(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def content_key(facts: Any) -> str:
+    """16 hex digits that differ where plain values (numbers, text, lists, mappings) differ."""
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_key(paths: Iterable[Path | str]) -> str:
+    """A content key of files: their names and contents."""
+    return content_key({Path(path).name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths})
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A finished run: its key, the facts that the key stands for, how it was made, and its part of the frames."""
+
+    key: str
+    facts: Mapping[str, Any]
+    made: Mapping[str, Any]
+    frames: Frames
+
+
+@dataclass(frozen=True)
+class Store:
+    """Finished runs by content key, in a folder."""
+
+    root: Path
+
+    def __contains__(self, key: str) -> bool:
+        return (self.root / key / "run.json").is_file()
+
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        """Those of the keys that are not there, each once, in their order."""
+        return [key for key in dict.fromkeys(keys) if key not in self]
+
+    def add(self, run: Stored) -> None:
+        """Keeps a run, whole or not at all; one that is there already stays as it is."""
+        if run.key in self:
+            return
+        unfinished = self.root / f".{run.key}-{uuid.uuid4().hex}"
+        unfinished.mkdir(parents=True)
+        try:
+            for name, frame in run.frames.items():
+                if len(frame):
+                    frame.to_parquet(unfinished / f"{name}.parquet", index=False)
+            about = {"key": run.key, "facts": run.facts, "made": run.made}
+            (unfinished / "run.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+            try:
+                os.rename(unfinished, self.root / run.key)
+            except OSError:
+                if run.key not in self:  # else another job was faster
+                    raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def get(self, key: str) -> Stored:
+        """A run; its frames have the columns of COLUMNS even where they are empty.
+
+        Raises KeyError for one that is not there, and UserError for one that cannot be read.
+        """
+        folder = self.root / key
+        if key not in self:
+            raise KeyError(key)
+        try:
+            about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            frames = {name: _read_frame(folder / f"{name}.parquet", name) for name in COLUMNS}
+            return Stored(key, about["facts"], about["made"], frames)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"The stored run {folder} is damaged ({error}); delete that folder and run again."
+            ) from None
+
+
+def _read_frame(path: Path, name: str) -> pd.DataFrame:
+    return pd.read_parquet(path) if path.is_file() else _empty(name)
+
+
+def _empty(name: str) -> pd.DataFrame:
+    return pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in COLUMNS[name].items()})
+
+
+def join(parts: Sequence[Frames]) -> dict[str, pd.DataFrame]:
+    """Frames of several runs or jobs, one below the other."""
+    joined = {}
+    for name in COLUMNS:
+        frames = [part[name] for part in parts if len(part[name])]
+        joined[name] = pd.concat(frames, ignore_index=True) if frames else _empty(name)
+    return joined
+
+
+def write(frames: Frames, folder: Path) -> None:
+    """Writes each frame as parquet into a folder, each file whole or not at all."""
+    for name, frame in frames.items():
+        with replacing(folder / f"{name}.parquet") as path:
+            frame.to_parquet(path, index=False)
+
+
+def read(folders: Iterable[Path | str]) -> dict[str, pd.DataFrame]:
+    """The frames that `write` wrote into several folders, joined in their order.
+
+    Raises UserError for a folder that lacks a frame.
+    """
+    parts = []
+    for folder in map(Path, folders):
+        for name in COLUMNS:
+            if not (folder / f"{name}.parquet").is_file():
+                raise UserError(f"{folder / name}.parquet is missing; run the workflow to make it.")
+        parts.append({name: pd.read_parquet(folder / f"{name}.parquet") for name in COLUMNS})
+    return join(parts)

@@ -1,0 +1,221 @@
+"""Configurations: what they mean, what is refused and in which words, and that the pages match the types."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cgpfl
+from cgpfl import experiment, reference
+from cgpfl.errors import UserError
+from cgpfl.experiment import Job, load
+
+ROOT = Path(__file__).parent.parent
+SMALL = {
+    "name": "small",
+    "seeds": [0, 1],
+    "datasets": ["digits"],
+    "models": ["mlr"],
+    "partition": {"clients": 20},
+    "params": {"lam": 12},
+    "methods": ["local", {"cgpfl": {"contexts": 4}}, "cgpfl_heur"],
+    "sweeps": {
+        "lam": {"methods": ["pfedme", {"cgpfl": {"contexts": 2}}], "values": [1, 12]},
+        "contexts": {"methods": ["cgpfl"], "values": [1, 4]},
+    },
+}
+
+
+def small(**changes):
+    return {**SMALL, **changes}
+
+
+def runs_of(config, method, model="mlr"):
+    return load(config).job("digits", model, method).runs
+
+
+def test_there_is_one_job_for_each_dataset_model_and_method():
+    jobs = load(small(models=["mlr", "dnn"])).jobs
+    methods = ["local", "cgpfl", "cgpfl_heur", "pfedme"]
+    assert [(job.model, job.method) for job in jobs] == [(m, name) for m in ("mlr", "dnn") for name in methods]
+
+
+def test_a_job_has_each_distinct_setting_once_for_each_seed():
+    runs = runs_of(SMALL, "cgpfl")
+    assert [(run.label, run.params["lam"], run.parts) for run in runs if run.seed == 1] == [
+        ("cgpfl[contexts=4]", 12, ("table1", "contexts")),
+        ("cgpfl[contexts=2]", 1, ("lam",)),
+        ("cgpfl[contexts=2]", 12, ("lam",)),
+        ("cgpfl[contexts=1]", 12, ("contexts",)),
+    ]
+    assert len(runs) == 8
+
+
+def test_labels_show_what_entries_set_and_runs_differ_in():
+    assert {run.label for run in runs_of(small(methods=[{"ifca": {"contexts": 4}}], sweeps={}), "ifca")} == {"ifca"}
+    several = small(methods=[{"pfedme": {"lam": [5, 12.0], "beta": 1}}], sweeps={})
+    assert {run.label for run in runs_of(several, "pfedme")} == {"pfedme[lam=5]", "pfedme[lam=12]"}
+    swept = small(methods=["pfedme"], sweeps={"lam": {"methods": ["pfedme"], "values": [1, 0.5]}})
+    assert {run.label for run in runs_of(swept, "pfedme")} == {"pfedme"}
+
+
+def test_parameters_come_from_the_entry_then_the_model_then_all():
+    config = small(
+        params={"lr": 0.1, "lam": 3},
+        model_params={"mlr": {"lr": 0.2}},
+        methods=["ditto", {"fedavg": {"lr": 0.3}}],
+        sweeps={},
+    )
+    [ditto, fedavg] = [load(config).job("digits", "mlr", method).runs[0].params for method in ("ditto", "fedavg")]
+    assert (ditto["lr"], ditto["lam"], fedavg["lr"], "lam" in fedavg) == (0.2, 3, 0.3, False)
+    assert ditto["local_steps"] == cgpfl.methods()["ditto"].params["local_steps"].default
+
+
+def test_values_by_pair_are_taken_for_their_pair():
+    values = {"digits/mlr": [1, 2], "digits/dnn": []}
+    config = small(models=["mlr", "dnn"], sweeps={"lam": {"methods": ["pfedme"], "values": values}})
+    assert [run.params["lam"] for run in runs_of(config, "pfedme") if run.seed == 0] == [1, 2]
+    assert "pfedme" not in {job.method for job in load(config).jobs if job.model == "dnn"}
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True),
+    st.lists(st.floats(0.01, 50) | st.integers(1, 50), min_size=1, max_size=5),
+)
+def test_adding_to_a_configuration_keeps_the_runs_it_had(seeds, values):
+    def runs(seeds, values):
+        config = small(seeds=seeds, methods=["pfedme"], sweeps={"lam": {"methods": ["pfedme"], "values": values}})
+        return {json.dumps([run.seed, run.params]) for run in runs_of(config, "pfedme")}
+
+    before, after = runs([99], [1, 12]), runs([99, *seeds], [1, 12, *values])
+    assert before <= after
+    assert len(after) % (len(seeds) + 1) == 0
+
+
+def test_a_job_survives_the_way_through_plain_values():
+    job = load(SMALL).jobs[1]
+    assert Job.from_plain(json.loads(json.dumps(job.plain()))) == job
+
+
+WRONG = {
+    "rounds": ({"training": {"rounds": 0}}, r"training.rounds is 0; valid is a whole number \(at least 1\)"),
+    "fraction": ({"training": {"participation": 1.5}}, r"participation is 1.5; .* \(above 0 and at most 1\)"),
+    "section": ({"training": {"lr": 0}}, r"training.lr: unknown key; valid are rounds, batch_size"),
+    "key": ({"dataset": "x"}, "dataset: unknown key; valid are name, .*Did you mean datasets"),
+    "text": ({"params": {"lr": "1e-3"}}, r"params.lr: '1e-3' .*write 0.001"),
+    "text in a section": ({"training": {"memory_gb": "1e1"}}, "training.memory_gb: '1e1' is text to YAML; write 10"),
+    "text in a list": ({"methods": [{"pfedme": {"lam": ["1e-3"]}}]}, r"methods\[0\].pfedme.lam: .*write 0.001"),
+    "text in a sweep": ({"sweeps": {"lam": {"methods": ["pfedme"], "values": ["1e1"]}}}, r"sweeps.*lam: .*write 10"),
+    "seed": ({"seeds": [0, "1"]}, r"seeds\[1\]: '1' is text to YAML; write 1"),
+    "no seeds": ({"seeds": []}, "seeds is .*; valid is a list that is not empty"),
+    "a seed twice": ({"seeds": [1, 1]}, "seeds: 1 stands there twice"),
+    "yes": ({"training": {"eval_every": True}}, "training.eval_every is true; valid is a whole number"),
+    "batch": ({"training": {"batch_size": "all"}}, r"batch_size is \"all\"; valid is a whole number .* or full"),
+    "device": ({"training": {"device": "gpu"}}, 'training.device is "gpu"; valid is auto'),
+    "mapping": ({"training": 3}, "training is 3; valid is a mapping of keys"),
+    "name": ({"name": "a b"}, 'name is "a b"; valid is text of letters'),
+    "dataset": ({"datasets": ["mnits"]}, "'mnits'; valid are digits, mnist"),
+    "no path": ({"datasets": [{"name": "a", "kind": "npz"}]}, "'a' .*needs a path"),
+    "no file": (
+        {"datasets": [{"name": "a", "kind": "npz", "path": "no.npz"}]},
+        "a has path 'no.npz', where nothing is",
+    ),
+    "model": ({"models": ["resnet"]}, r"models\[0\]: 'resnet' is not a model; valid are mlr, dnn and cnn"),
+    "model's size": ({"models": [{"dnn": {"hiden": 3}}]}, r"models\[0\] on digits: .*hiden"),
+    "too small for cnn": ({"models": ["cnn"]}, r"models\[0\] on digits: .*\(8, 8\)"),
+    "model params": ({"model_params": {"mlp": {}}}, "model_params: 'mlp' is not a model"),
+    "method": ({"methods": ["cgpfl2"]}, r"methods\[0\]: 'cgpfl2' is not a method; .*Did you mean cgpfl"),
+    "entry": ({"methods": [{"cgpfl": 3}]}, r"methods\[0\] is .*; valid is a name, or a name with a mapping"),
+    "misplaced": (
+        {"methods": [{"fedavg": {"lam": 3}}]},
+        r"methods\[0\].fedavg.lam: unknown parameter; valid are local_steps",
+    ),
+    "no parameter": ({"params": {"lamda": 1}}, "params.lamda: unknown parameter; .*Did you mean lam"),
+    "range": ({"params": {"lr": -1}}, "params.lr: -1 given, valid is a number above 0$"),
+    "list": ({"params": {"lam": [1, 2]}}, "params.lam is a list; .*`methods` or `sweeps`"),
+    "contexts": ({"methods": [{"cgpfl": {"contexts": 30}}]}, r"contexts: 30 contexts for 20 clients; valid is 1 to 20"),
+    "l2sgd": ({"methods": ["l2sgd"], "params": {"lam": 50}}, "l2sgd: .*c = .* = 2.5 for lr=0.005, lam=50, p=0.0909"),
+    "classes": ({"partition": {"classes_per_client": 11}}, "classes_per_client is 11; .* from 1 to 10"),
+    "option": ({"partition": {"scheme": "iid", "classes_per_client": 3}}, "scheme 'iid' takes no such option"),
+    "no groups": ({"partition": {"scheme": "contexts"}}, "partition.groups is missing"),
+    "oracle": (
+        {"partition": {"scheme": "iid"}, "methods": ["cgpfl_oracle"]},
+        "scheme is 'iid', .*valid are cyclic, random",
+    ),
+    "sweep of nothing": (
+        {"sweeps": {"lam": {"methods": ["fedavg"], "values": [1]}}},
+        "sweeps.fedavg.lam: unknown parameter",
+    ),
+    "pair": (
+        {"sweeps": {"lam": {"methods": ["pfedme"], "values": {"mnist/mlr": [1]}}}},
+        "has no values for digits/mlr",
+    ),
+    "pair's values": (
+        {"sweeps": {"lam": {"methods": ["pfedme"], "values": {"digits/mlr": 1}}}},
+        "digits/mlr is 1; .*a list",
+    ),
+    "swept and set": (
+        {"sweeps": {"lam": {"methods": [{"pfedme": {"lam": 1}}], "values": [1]}}},
+        "pfedme sets lam, which",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_ends_in_one_sentence_with_the_key_and_what_is_valid(changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load(small(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [None, [1], "text", {}])
+def test_what_is_no_configuration_is_refused(config):
+    with pytest.raises(UserError):
+        load(config)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"no configuration file 'none.yaml'"):
+        experiment.read("none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1\n")
+    with pytest.raises(UserError, match=r"broken.yaml is not YAML"):
+        experiment.read(broken)
+
+
+def test_config_files_match_the_types():
+    """If this fails, run `make config`."""
+    for path, text in reference.pages(ROOT / "config").items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+def test_the_documented_default_is_the_embedded_experiment():
+    assert experiment.read(ROOT / "config/config.yaml") == load(reference.EMBEDDED)
+    assert {job.method for job in load(reference.EMBEDDED).jobs} == set(cgpfl.methods())
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "paper.yaml"])
+def test_the_configurations_are_valid(name):
+    path = ROOT / "config" / name
+    experiment.read(path)
+    jsonschema.validate(yaml.safe_load(path.read_text()), json.loads((ROOT / "config/schema.json").read_text()))
+
+
+@pytest.mark.parametrize("name", ["key", "section", "rounds", "method", "misplaced", "no parameter", "text", "entry"])
+def test_the_schema_knows_what_the_types_know(name):
+    schema = reference.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(SMALL, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(small(**WRONG[name][0]), schema)
+
+
+def test_the_paper_is_configured_as_it_says():
+    paper = experiment.read(ROOT / "config/paper.yaml")
+    assert (paper.partition.clients, paper.training.rounds, paper.training.batch_size) == (40, 200, 20)
+    assert {run.params["lam"] for run in paper.job("mnist", "mlr", "cgpfl_heur").runs} == set(range(11, 20))
+    assert {run.params["lam"] for run in paper.job("fashion_mnist", "dnn", "pfedme").runs} == set(range(7, 16))

@@ -197,7 +197,7 @@ def _joined(parts: Sequence[Ragged], shifts: Sequence[int]) -> Ragged:
 @dataclass(frozen=True)
 class Batch:
     """One minibatch a row: ``x`` [rows, b, *input_shape], ``y`` int64 [rows, b], and each sample's share of its
-    row's mean, ``weight`` [rows, b, 1] (1/b; 0 for the padding of a client with fewer than b samples)."""
+    row's mean, ``weight`` [rows, 1, b] (1/b; 0 for the padding of a client with fewer than b samples)."""
 
     x: Tensor
     y: Tensor
@@ -207,7 +207,7 @@ class Batch:
 @dataclass(frozen=True)
 class Streams:
     """Positions in the pool of every minibatch of some steps: ``index`` [streams, steps, b] and ``weight``
-    [streams, b, 1]. With ``full`` batches one step stands for all (``index`` [streams, 1, b])."""
+    [streams, 1, b]. With ``full`` batches one step stands for all (``index`` [streams, 1, b])."""
 
     index: Tensor
     weight: Tensor
@@ -243,7 +243,7 @@ class Streams:
 
 
 def _mean_weights(real: Tensor, counts: Tensor) -> Tensor:
-    return (real / counts).to(torch.float64).unsqueeze(-1)
+    return (real / counts).to(torch.float64).unsqueeze(1)
 
 
 def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

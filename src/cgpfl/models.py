@@ -122,6 +122,10 @@ class Rows:
         return len(self.flat)
 
 
+# A gradient as one (error [rows, outputs, n], input [rows, n, inputs]) a layer: their product is the weights' part.
+Factors = list[tuple[Tensor, Tensor]]
+
+
 class Net(ABC):
     """What methods need of a model. ``x`` is [rows, n, *input_shape]; row r sees x[r]."""
 
@@ -134,7 +138,7 @@ class Net(ABC):
 
     @abstractmethod
     def logits(self, w: Rows, x: Tensor) -> Tensor:
-        """Outputs [rows, n, C]."""
+        """Outputs [rows, C, n]."""
 
     @abstractmethod
     def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Any:
@@ -151,7 +155,7 @@ class Net(ABC):
 
 
 class DenseStack(Net):
-    """Linear layers with ReLU between them."""
+    """Linear layers with ReLU between them. Outputs are [rows, outputs, n], in whatever order of memory is fastest."""
 
     def __init__(self, sizes: Sequence[int], device: torch.device):
         self.sizes = tuple(sizes)
@@ -164,7 +168,7 @@ class DenseStack(Net):
         for inputs, outputs in self.layers:
             middle = start + inputs * outputs
             stop = middle + outputs
-            parts.append((flat[:, start:middle].view(-1, outputs, inputs), flat[:, middle:stop].unsqueeze(1)))
+            parts.append((flat[:, start:middle].view(-1, outputs, inputs), flat[:, middle:stop].unsqueeze(2)))
             start = stop
         return Rows(flat, parts)
 
@@ -172,42 +176,39 @@ class DenseStack(Net):
         return self._after_first(w, self.first(w, x.flatten(2)))[-1]
 
     def first(self, w: Rows, x: Tensor) -> Tensor:
-        """Outputs of the first layer before its ReLU, [rows, n, outputs]."""
-        weight, bias = w.parts[0]
-        return torch.baddbmm(bias, x, weight.mT)
+        """Outputs of the first layer before its ReLU, [rows, outputs, n], for x [rows, n, inputs]."""
+        return _affine(*w.parts[0], x)
 
-    def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Factors:
         x = batch.x.flatten(2)
         return self.gradient_behind(w, self.first(w, x), x, batch, scale)
 
-    def gradient_behind(
-        self, w: Rows, first: Tensor, x: Tensor, batch: Batch, scale: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        """The gradient, given the first layer's outputs: one (error [rows, n, out], input [rows, n, in]) a layer."""
+    def gradient_behind(self, w: Rows, first: Tensor, x: Tensor, batch: Batch, scale: Tensor) -> Factors:
+        """The gradient, given the first layer's outputs."""
         outputs = self._after_first(w, first)
         error = softmax_error(outputs[-1], batch.y, batch.weight * scale.unsqueeze(-1))
         factors = []
         for layer in range(len(self.layers) - 1, 0, -1):
-            hidden = outputs[layer - 1]
+            hidden = outputs[layer - 1].mT
             factors.append((error, hidden))
-            error = torch.bmm(error, w.parts[layer][0]).mul_(hidden > 0)
+            error = torch.bmm(error.mT, w.parts[layer][0]).mul_(hidden > 0).mT
         factors.append((error, x))
         return factors[::-1]
 
     def _after_first(self, w: Rows, first: Tensor) -> list[Tensor]:
-        """Every layer's output, hidden ones after their ReLU."""
+        """Every layer's output [rows, outputs, n], hidden ones after their ReLU."""
         outputs = [first]
         for weight, bias in w.parts[1:]:
             outputs[-1] = torch.relu(outputs[-1])
-            outputs.append(torch.baddbmm(bias, outputs[-1], weight.mT))
+            outputs.append(_affine(weight, bias, outputs[-1].mT))
         return outputs
 
-    def add(self, w: Rows, gradient: list[tuple[Tensor, Tensor]]) -> None:
+    def add(self, w: Rows, gradient: Factors) -> None:
         for (weight, bias), (error, inputs) in zip(w.parts, gradient, strict=True):
-            weight.baddbmm_(error.mT, inputs)
-            bias.add_(error.sum(1, keepdim=True))
+            weight.baddbmm_(error, inputs)
+            bias.add_(error.sum(2, keepdim=True))
 
-    def dense(self, gradient: list[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
+    def dense(self, gradient: Factors, like: Tensor) -> Tensor:
         flat = torch.zeros_like(like)
         self.add(self.rows(flat), gradient)
         return flat
@@ -240,16 +241,16 @@ class GenericNet(Net):
 
     def logits(self, w: Rows, x: Tensor) -> Tensor:
         module = self._own()
-        return vmap(lambda parts, x: functional_call(module, parts, (x,)))(w.parts, x)
+        return vmap(lambda parts, x: functional_call(module, parts, (x,)))(w.parts, x).mT
 
     def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Tensor:
         module = self._own()
 
         def loss(parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             losses = cross_entropy(functional_call(module, parts, (x,)), y, reduction="none")
-            return (losses * weight.squeeze(-1)).sum()
+            return (losses * weight).sum()
 
-        weight = (batch.weight * scale.unsqueeze(-1)).expand(-1, batch.y.shape[1], 1)
+        weight = (batch.weight * scale.unsqueeze(-1)).squeeze(1)
         parts = vmap(grad(loss))(w.parts, batch.x, batch.y, weight)
         return torch.cat([parts[name].flatten(1) for name in self.names], dim=1)
 
@@ -260,10 +261,22 @@ class GenericNet(Net):
         return gradient
 
 
+# Up to this many outputs, W X^T with the classes first is the faster order of a layer's product on a CPU; softmax
+# over a small last dimension is slow in any case, so logits are kept [rows, C, n].
+NARROW = 32
+
+
+def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """weight x^T + bias, [rows, outputs, n], from [rows, outputs, inputs], [rows, outputs, 1], [rows, n, inputs]."""
+    if weight.shape[1] <= NARROW:
+        return torch.baddbmm(bias, weight, x.mT)
+    return torch.baddbmm(bias.mT, x, weight.mT).mT
+
+
 def softmax_error(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Gradient of the weighted cross-entropies with respect to the logits, [rows, n, C]."""
-    error = torch.softmax(logits, dim=-1)
-    error.scatter_add_(-1, y.unsqueeze(-1), error.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+    """Gradient of the weighted cross-entropies with respect to the logits, [rows, C, n]."""
+    error = torch.softmax(logits, dim=1)
+    error.scatter_add_(1, y.unsqueeze(1), error.new_full((1, 1, 1), -1.0).expand(len(y), 1, y.shape[1]))
     return error.mul_(weight)
 
 

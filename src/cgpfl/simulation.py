@@ -330,8 +330,8 @@ class Simulation:
                 y = self.data.y[index]
                 for name, w in tested.items():
                     logits = self.net.logits(w, x)
-                    losses = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-                    best = logits.max(-1)
+                    losses = cross_entropy(logits, y, reduction="none")
+                    best = logits.max(1)
                     right = (best.indices == y) & torch.isfinite(best.values) & real
                     sums[name][0, place, rows] = right.sum(1).to(torch.float64)
                     sums[name][1, place, rows] = losses.to(torch.float64).where(real, 0).sum(1)

@@ -79,9 +79,9 @@ def _proximal_in_span(
         ):
             _drawn(weight, weight_to, keep3, pull3, l2 is None)
             _drawn(bias, bias_to, keep3, pull3, l2 is None)
-            weight.baddbmm_(late.mT, inputs)
-            bias.add_(late.sum(1, keepdim=True))
-        outputs = torch.addcmul(pulled, outputs, keep3).baddbmm_(products, error)
+            weight.baddbmm_(late, inputs)
+            bias.add_(late.sum(2, keepdim=True))
+        outputs = torch.addcmul(pulled, outputs, keep3).baddbmm_(error, products)
         total = error if total is None else torch.addcmul(error, total, keep3)
         kept, towards = kept * keep, towards * keep + pull
     if total is None:
@@ -89,5 +89,5 @@ def _proximal_in_span(
     for part, part_to in zip(theta.parts[0], anchor.parts[0], strict=True):
         _drawn(part, part_to, kept.unsqueeze(-1), towards.unsqueeze(-1), l2 is None)
     weight, bias = theta.parts[0]
-    weight.baddbmm_(total.mT, x)
-    bias.add_(total.sum(1, keepdim=True))
+    weight.baddbmm_(total, x)
+    bias.add_(total.sum(2, keepdim=True))

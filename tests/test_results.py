@@ -65,6 +65,11 @@ def test_the_engine_is_the_modules_that_decide_numbers():
     assert not {"figures", "tables", "tracking", "experiment", "datasets"} & names
 
 
+def test_the_engine_has_a_hash_of_its_code():
+    assert len(results.engine_hash()) == 16
+    assert results.engine_hash() != results.content_key({})
+
+
 def test_a_stored_run_comes_back_with_all_its_frames(tmp_path):
     store = Store(tmp_path / "store")
     assert store.missing(["a", "b", "a"]) == ["a", "b"]

@@ -12,12 +12,9 @@ import pytest
 import requests
 from mlflow.tracking import MlflowClient
 
-from cgpfl import tracking
-from cgpfl.results import Stored
-from cgpfl.tracking import Guard, Input, Step, TrainingLog
-
-DIGITS = Input("digits", "d" * 64, "data/digits.npz", "dataset", {"samples": 1797})
-SPLIT = Input("digits seed 0", "p" * 64, "results/x/partitions/digits/seed0.npz", "partition")
+from cgpfl import datasets, tracking
+from cgpfl.results import SETTINGS, Stored
+from cgpfl.tracking import Guard, Step, TrainingLog
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +24,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def a_step(name: str = "train/digits/mlr/cgpfl", **about) -> Step:
-    return Step(
-        "x",
-        name,
-        tags={"method": "cgpfl", "dataset": "digits", "model": "mlr"},
-        params={"rounds": 2},
-        inputs=[DIGITS, SPLIT],
-        **about,
-    )
+def a_log(method: str = "cgpfl") -> TrainingLog:
+    return TrainingLog("x", "digits", "mlr", method)
+
+
+def a_step(name: str, key: str, files=()) -> Step:
+    return Step("x", name, key, files=files)
 
 
 def a_run(key: str, seed: int = 0, rounds: int = 2) -> tuple[str, Stored]:
@@ -48,7 +42,9 @@ def a_run(key: str, seed: int = 0, rounds: int = 2) -> tuple[str, Stored]:
         ]
     )  # fmt: skip
     clustering = pd.DataFrame({"run": key, "round": range(1, rounds + 1), "moved": 0.5, "contexts_found": 2})
-    facts = {"method": "cgpfl", "seed": seed, "params": {"lam": 12, "contexts": 4}}
+    settings = dict.fromkeys(SETTINGS, 2)
+    facts = {"dataset": "digits", "inputs": "d" * 64, "partition": "p" * 64, "seed": seed, **settings}
+    facts["params"] = {"lam": 12, "contexts": 4}
     return f"cgpfl[contexts={4}]", Stored(
         key, facts, {"commit": "abc+"}, {"history": history, "clustering": clustering}
     )
@@ -70,7 +66,7 @@ def children(runs):
 
 def test_a_training_step_is_a_parent_with_a_child_for_each_run(folder):
     (folder / "history.parquet").write_text("rows")
-    log = TrainingLog(a_step())
+    log = a_log()
     assert log.add([a_run("k0"), a_run("k1", seed=1)]) == 2
     log.close(["history.parquet"])
 
@@ -82,12 +78,12 @@ def test_a_training_step_is_a_parent_with_a_child_for_each_run(folder):
     assert child.data.tags[tracking.PARENT] == parent.info.run_id
     assert child.info.run_name == "cgpfl[contexts=4] seed 1"
     assert child.info.status == "FINISHED"
-    assert child.data.params == {"rounds": "2", "lam": "12", "contexts": "4"}
+    assert child.data.params == {**dict.fromkeys(SETTINGS, "2"), "lam": "12", "contexts": "4"}
     tags = {"method": "cgpfl", "dataset": "digits", "model": "mlr", "seed": "1", "mlflow.source.git.commit": "abc+",
             "mlflow.source.name": "Snakefile", "label": "cgpfl[contexts=4]"}  # fmt: skip
     assert tags.items() <= child.data.tags.items()
     assert {(each.dataset.name, each.tags[0].value) for each in child.inputs.dataset_inputs} == {
-        ("digits", "dataset"), ("digits seed 0", "partition")}  # fmt: skip
+        ("digits", "dataset"), ("digits seed 1", "partition")}  # fmt: skip
 
     client = database()
     points = client.get_metric_history(child.info.run_id, "accuracy/global")
@@ -106,23 +102,23 @@ def test_the_database_is_where_plain_mlflow_ui_looks(folder):
 
 def test_what_is_logged_already_is_not_logged_again():
     for _ in range(2):
-        log = TrainingLog(a_step())
+        log = a_log()
         log.add([a_run("k0")])
         log.close()
     assert len(all_runs()) == 2
-    log = TrainingLog(a_step())
+    log = a_log()
     assert log.add([a_run("k0"), a_run("k1")]) == 1
     log.close()
     assert len(all_runs()) == 3
 
 
 def test_a_run_that_a_killed_job_had_begun_is_logged_anew(monkeypatch):
-    log = TrainingLog(a_step())
+    log = a_log()
     with monkeypatch.context() as patch:
         patch.setattr(log.experiment.client, "log_batch", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             log.add([a_run("k0")])
-    log = TrainingLog(a_step())
+    log = a_log()
     assert log.add([a_run("k0")]) == 1
     log.close()
     runs = all_runs()
@@ -131,7 +127,7 @@ def test_a_run_that_a_killed_job_had_begun_is_logged_anew(monkeypatch):
 
 
 def test_long_histories_are_logged_in_full():
-    log = TrainingLog(a_step())
+    log = a_log()
     log.add([a_run("k0", rounds=700)])
     run = children(all_runs())["k0"]
     points = database().get_metric_history(run.info.run_id, "accuracy/personal")
@@ -140,11 +136,24 @@ def test_long_histories_are_logged_in_full():
 
 def test_a_step_is_a_run_for_each_content(folder):
     (folder / "table1.csv").write_text("a")
-    assert tracking.record(a_step("tables", key="one"), ["table1.csv"])
-    assert not tracking.record(a_step("tables", key="one"), ["table1.csv"])
-    assert tracking.record(a_step("tables", key="two"), ["table1.csv"])
-    assert tracking.record(a_step("figures", key="two"))
-    assert len(all_runs()) == 3
+    table = Step.of_files("x", "tables", ["table1.csv"])
+    assert tracking.record(table)
+    assert not tracking.record(table)
+    assert tracking.record(Step.of_files("x", "figures", ["table1.csv"]))
+    (folder / "table1.csv").write_text("b")
+    assert tracking.record(Step.of_files("x", "tables", ["table1.csv"]))
+    runs = all_runs()
+    assert len(runs) == 3
+    assert [file.path for file in database().list_artifacts(runs[0].info.run_id)] == ["table1.csv"]
+
+
+def test_a_dataset_is_known_by_its_contents(folder):
+    dataset = datasets.prepare("digits", folder / "digits.npz")
+    assert tracking.record(Step.of_dataset("x", dataset))
+    assert not tracking.record(Step.of_dataset("x", datasets.load(folder / "digits.npz")))
+    [run] = all_runs()
+    assert run.info.run_name == "data/digits"
+    assert run.data.params == {"samples": "1797", "classes": "10", "shape": "[8, 8]", "sha256": dataset.sha256}
 
 
 def test_a_deleted_experiment_is_taken_up_again():
@@ -158,9 +167,9 @@ def test_a_deleted_experiment_is_taken_up_again():
 LOGGER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from test_tracking import TrainingLog, a_run, a_step
+from test_tracking import a_log, a_run
 job = sys.argv[2]
-log = TrainingLog(a_step(f"train/digits/mlr/{job}"))
+log = a_log(job)
 log.add([a_run(f"{job}-{i}", rounds=100) for i in range(5)])
 log.close()
 """
@@ -218,7 +227,7 @@ def test_a_server_named_by_the_environment_is_used(server, folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     (folder / "history.parquet").write_text("rows")
     tracking.prepare("x")
-    log = TrainingLog(a_step())
+    log = a_log()
     log.add([a_run("k0")])
     log.close(["history.parquet"])
     client = MlflowClient(server)
@@ -233,10 +242,9 @@ def test_a_server_named_by_the_environment_is_used(server, folder, monkeypatch):
 def test_a_server_that_is_away_costs_a_warning_and_leaves_a_note(folder, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    note = folder / "unsent" / "train-digits-mlr-cgpfl"
-    guard = Guard(note)
+    guard = Guard("x", "train/digits/mlr/cgpfl")
     calls = []
-    guard(tracking.record, a_step("tables", key="one"))
+    assert guard(tracking.record, a_step("tables", key="one")) is None
     guard(calls.append, "a call after the first failure")
     assert guard.failed
     assert calls == []
@@ -244,11 +252,12 @@ def test_a_server_that_is_away_costs_a_warning_and_leaves_a_note(folder, monkeyp
     assert "Results are kept" in warning
     assert "snakemake sync" in warning
     assert "127.0.0.1" in warning
+    note = folder / "results/x/unsent/train-digits-mlr-cgpfl"
     assert "Tracking at http://127.0.0.1" in note.read_text()
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    guard = Guard(note)
-    guard(tracking.record, a_step("tables", key="one"))
+    guard = Guard("x", "train/digits/mlr/cgpfl")
+    assert guard(tracking.record, a_step("tables", key="one"))
     assert not guard.failed
     assert not note.exists()
     assert len(all_runs()) == 1

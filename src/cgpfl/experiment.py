@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
 
@@ -119,7 +120,7 @@ class Partition(Section):
     max_samples: AtLeast1 | None = Field(None, description="most samples of a client; no limit if not given")
     size_sigma: Annotated[float, Field(ge=0)] | None = Field(
         None,
-        description="(cyclic, random, contexts, iid) spread of the sizes: lognormal(0, size_sigma), scaled to the pool; "
+        description="(cyclic, random, contexts, iid) spread of sizes: lognormal(0, size_sigma), scaled to the pool; "
         "0.8 if not given",
     )
 
@@ -151,6 +152,16 @@ class Training(Section):
     memory_gb: float = Field(
         4.0, gt=0, description="memory for one training job; sets how much is worked on at once, never the result"
     )
+
+    @property
+    def mem_mb(self) -> int:
+        """Memory to reserve for a training job: the budget, and what Python, its libraries and the data take."""
+        return round(1000 * self.memory_gb) + 3000
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a training job takes on this machine."""
+        return int(torch.cuda.is_available() if self.device == "auto" else self.device != "cpu")
 
 
 class Sweep(Section):
@@ -262,7 +273,7 @@ class Experiment(Section):
         for name, sweep in self.sweeps.items():
             if isinstance(sweep.values, dict) and f"{dataset}/{model.name}" not in sweep.values:
                 raise UserError(
-                    f"sweeps.{name}.values has no values for {dataset}/{model.name}; add that key, with [] for no runs, "
+                    f"sweeps.{name}.values has no values for {dataset}/{model.name}; add that key ([] for no runs) "
                     "or give one list for all."
                 )
             values = sweep.values_for(dataset, model.name)

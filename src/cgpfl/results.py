@@ -48,8 +48,16 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
 """The frames of results, and the columns that each has even where no run fills it."""
 Frames = Mapping[str, pd.DataFrame]
 
+SETTINGS = ("rounds", "batch_size", "participation", "dtype", "eval_every", "train_loss_samples")
+"""The settings of training that are part of a run's key; threads, device and memory are not."""
+
 ENGINE = ("clients", "models", "solvers", "contexts", "simulation", "methods")
 """The modules whose code decides the numbers of a run."""
+
+
+def home(experiment: str) -> Path:
+    """The folder of an experiment's results, in the current folder."""
+    return Path("results", experiment)
 
 
 @cache
@@ -64,11 +72,11 @@ def engine_files() -> tuple[Path, ...]:
 def engine_hash() -> str:
     """A hash over the code of the engine; comments, docstrings and layout do not count."""
     root = Path(__file__).parent
-    code = {str(file.relative_to(root)): code(file) for file in engine_files()}
-    return content_key(code)
+    return content_key({str(file.relative_to(root)): code(file) for file in engine_files()})
 
 
 def code(file: Path) -> str:
+    """The code of a Python file without comments, docstrings and layout."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

@@ -21,15 +21,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
+from mlflow.entities import Dataset as MlflowDataset
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.tracking import MlflowClient
 
-from cgpfl.results import Stored
+from cgpfl.datasets import Dataset
+from cgpfl.results import SETTINGS, Stored, file_key, home
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DATABASE = "mlflow.db"
 STEP, KEY, PARENT = "cgpfl.step", "cgpfl.key", "mlflow.parentRunId"
@@ -41,67 +44,61 @@ OF_CLUSTERING = ("kmeans_iterations", "contexts_found", "moved", "between", "wit
 
 
 @dataclass(frozen=True)
-class Input:
-    """Something a step reads: its name, the digest of its content, where it is, and its role (`dataset`, ...)."""
-
-    name: str
-    digest: str
-    source: str
-    role: str
-    profile: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_mlflow(self) -> DatasetInput:
-        """As MLflow's entity."""
-        data = Dataset(
-            name=self.name,
-            digest=self.digest[:DIGEST_LENGTH],
-            source_type="local",
-            source=json.dumps({"uri": self.source}),
-            profile=json.dumps(dict(self.profile)),
-        )
-        return DatasetInput(data, [InputTag("mlflow.data.context", self.role)])
-
-
-@dataclass(frozen=True)
 class Step:
-    """A step of the workflow: a parent run of an experiment of MLflow, found again by name and `key`.
-
-    `key` is the content that the step makes: with other content it is another run. A training step, whose content is
-    its children's, has none.
-    """
+    """A step of the workflow that is a run of its own for each content, `key`, that it makes."""
 
     experiment: str
     name: str
-    key: str = ""
-    tags: Mapping[str, Any] = field(default_factory=dict)
+    key: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Sequence[Input] = ()
+    files: Sequence[Path | str] = ()
+
+    @classmethod
+    def of_files(cls, experiment: str, name: str, files: Sequence[Path | str]) -> "Step":
+        """A step whose content is the files it made."""
+        return cls(experiment, name, file_key(files), files=files)
+
+    @classmethod
+    def of_dataset(cls, experiment: str, dataset: Dataset) -> "Step":
+        """The step that prepared a dataset."""
+        params = {"samples": len(dataset.y), "classes": len(dataset.classes), "shape": list(dataset.x.shape[1:])}
+        return cls(experiment, f"data/{dataset.name}", dataset.sha256, {**params, "sha256": dataset.sha256})
 
 
 class Guard:
-    """Calls functions of this module and takes their errors: `guard(record, step, files)`.
+    """Calls functions of this module for one step and takes their errors: `guard(record, step)`.
 
-    The first error is logged and written to the file `note`; nothing more is called after it. Without an error there
-    is no note, also where an earlier job had left one.
+    The first error is logged and left as a note in `unsent(experiment)`; nothing more is called after it. Without an
+    error there is no note, also where an earlier job had left one.
     """
 
-    def __init__(self, note: Path) -> None:
-        self.note = note
+    def __init__(self, experiment: str, step: str) -> None:
         self.failed = False
-        note.unlink(missing_ok=True)
+        self.note = unsent(experiment) / step.replace("/", "-")
+        self.note.unlink(missing_ok=True)
 
-    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Calls the function, unless a call has failed before."""
+    def __call__(self, function: Callable[..., T], *args: Any) -> T | None:
+        """What the function returns; None if it fails, or a call has failed before."""
         if self.failed:
-            return
+            return None
         try:
-            function(*args, **kwargs)
+            return function(*args)
         except Exception as error:  # whatever breaks in tracking, results go on
             self.failed = True
-            text = f"Tracking at {address()} failed: {type(error).__name__}: {str(error).splitlines()[0]}"
-            log.warning("%s. Results are kept; `snakemake sync` logs them later.", text)
+            log.warning("%s. Results are kept; `snakemake sync` logs them later.", failure(error))
             self.note.parent.mkdir(parents=True, exist_ok=True)
-            self.note.write_text(text + "\n", encoding="utf-8")
+            self.note.write_text(failure(error) + "\n", encoding="utf-8")
+            return None
+
+
+def unsent(experiment: str) -> Path:
+    """The folder with a note for each step that could not be logged."""
+    return home(experiment) / "unsent"
+
+
+def failure(error: Exception) -> str:
+    """What to say of an error of tracking, in a line."""
+    return f"Tracking at {address()} failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def address() -> str:
@@ -114,46 +111,41 @@ def prepare(experiment: str) -> None:
     _Experiment(experiment)
 
 
-def record(step: Step, files: Iterable[Path | str] = ()) -> bool:
-    """Logs a step with the files it made. Returns False, and does nothing, where its content is there already."""
+def record(step: Step) -> bool:
+    """Logs a step with its files. Returns False, and does nothing, where its content is there already."""
     experiment = _Experiment(step.experiment)
-    wanted = {STEP: step.name, KEY: step.key}
-    if experiment.finished(wanted):
+    tags = {STEP: step.name, KEY: step.key}
+    if experiment.finished(tags):
         return False
-    run = experiment.create(step.name, {**step.tags, **wanted}, step.params, step.inputs)
-    experiment.close(run, files)
+    experiment.close(experiment.create(step.name, tags, step.params), step.files)
     return True
 
 
 class TrainingLog:
-    """The log of one training step: its parent run, made or found at once, and a child run for each training run."""
+    """The log of a training job: its parent run, made or found at once, and a child run for each training run."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.experiment = _Experiment(step.experiment)
-        wanted = {STEP: step.name}
-        found = self.experiment.search(wanted)
-        if found:
-            self.run = found[0].info.run_id
-        else:
-            self.run = self.experiment.create(step.name, {**step.tags, **wanted}, step.params, step.inputs)
+    def __init__(self, experiment: str, dataset: str, model: str, method: str) -> None:
+        self.tags = {"dataset": dataset, "model": model, "method": method}
+        self.experiment = _Experiment(experiment)
+        name = f"train/{dataset}/{model}/{method}"
+        found = self.experiment.search({STEP: name})
+        self.run = found[0].info.run_id if found else self.experiment.create(name, {**self.tags, STEP: name})
         self.logged = {run.data.tags[KEY] for run in self.experiment.finished({PARENT: self.run})}
 
     def add(self, runs: Iterable[tuple[str, Stored]]) -> int:
         """Logs runs, each given with its label, that are not there yet; returns how many these were."""
         new = [(label, run) for label, run in runs if run.key not in self.logged]
         for label, run in new:
-            name = f"{label} seed {run.facts['seed']}"
             tags = {
-                **self.step.tags,
+                **self.tags,
                 "mlflow.source.git.commit": run.made["commit"],
                 "label": label,
                 "seed": run.facts["seed"],
                 KEY: run.key,
                 PARENT: self.run,
             }
-            params = {**self.step.params, **run.facts["params"]}
-            child = self.experiment.create(name, tags, params, self.step.inputs)
+            params = {**{name: run.facts[name] for name in SETTINGS}, **run.facts["params"]}
+            child = self.experiment.create(f"{label} seed {run.facts['seed']}", tags, params, _inputs(run.facts))
             for metrics in _chunks(list(_metrics(run)), METRICS_A_CALL):
                 self.experiment.client.log_batch(child, metrics=metrics)
             self.experiment.close(child)
@@ -161,7 +153,7 @@ class TrainingLog:
         return len(new)
 
     def close(self, files: Iterable[Path | str] = ()) -> None:
-        """Ends the step, with the files it made."""
+        """Ends the parent run, with the files that the job made."""
         self.experiment.close(self.run, files)
 
 
@@ -207,16 +199,22 @@ class _Experiment:
                 self.client.delete_run(run.info.run_id)
         return [run for run in runs if run.info.status == "FINISHED"]
 
-    def create(self, name: str, tags: Mapping[str, Any], params: Mapping[str, Any], inputs: Sequence[Input]) -> str:
+    def create(
+        self,
+        name: str,
+        tags: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+        inputs: Sequence[DatasetInput] = (),
+    ) -> str:
         """A new run, left open; its id."""
         tags = {**_origin(), **tags}
         texts = {key: str(value) for key, value in tags.items()}
         run_id: str = self.client.create_run(self.id, run_name=name, tags=texts).info.run_id
-        entries = [Param(key, str(value)) for key, value in params.items()]
+        entries = [Param(key, str(value)) for key, value in (params or {}).items()]
         for part in _chunks(entries, PARAMS_A_CALL):
             self.client.log_batch(run_id, params=part)
         if inputs:
-            self.client.log_inputs(run_id, datasets=[each.to_mlflow() for each in inputs])
+            self.client.log_inputs(run_id, datasets=list(inputs))
         return run_id
 
     def close(self, run_id: str, files: Iterable[Path | str] = ()) -> None:
@@ -246,6 +244,21 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + "+" * bool(changed)
+
+
+def _inputs(facts: Mapping[str, Any]) -> list[DatasetInput]:
+    """A run's dataset and partition, by name and digest of their contents."""
+    dataset, seed = facts["dataset"], facts["seed"]
+    return [
+        DatasetInput(
+            MlflowDataset(name, digest[:DIGEST_LENGTH], "local", json.dumps({"uri": source})),
+            [InputTag("mlflow.data.context", role)],
+        )
+        for name, digest, source, role in (
+            (dataset, facts["inputs"], f"data/{dataset}.npz", "dataset"),
+            (f"{dataset} seed {seed}", facts["partition"], f"partitions/{dataset}/seed{seed}.npz", "partition"),
+        )
+    ]
 
 
 def _metrics(run: Stored) -> Iterator[Metric]:

@@ -1,0 +1,77 @@
+# The whole workflow: data -> partition -> train -> tables and figures, tracked in MLflow.
+#   snakemake --cores 2                                      the default experiment, config/config.yaml
+#   snakemake --cores 2 --configfile config/paper.yaml       another one
+#   snakemake --cores 2 sync                                 logs what tracking has missed
+import os
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+import cgpfl
+from cgpfl import experiment as experiments
+from cgpfl import results
+
+min_version("9.12")
+
+
+# A file given with --configfile stands alone; nothing of the default is mixed into it.
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
+
+
+try:
+    experiment = experiments.load(config)
+except cgpfl.UserError as error:
+    raise WorkflowError(str(error)) from None
+
+HERE = Path(os.path.relpath(workflow.basedir))
+SOURCE = Path(os.path.relpath(cgpfl.__path__[0]))
+JOBS = [f"{job.dataset}/{job.model}/{job.method}" for job in experiment.jobs]
+DATASETS = [dataset.name for dataset in experiment.datasets]
+
+
+pathvars:
+    results=f"results/{experiment.name}",
+
+
+wildcard_constraints:
+    dataset="|".join(DATASETS),
+    model="|".join(model.name for model in experiment.models),
+    method="|".join(cgpfl.methods()),
+    seed=r"\d+",
+
+
+report: "workflow/report/workflow.rst"
+
+
+localrules:
+    all,
+    tracking,
+    sync,
+
+
+include: "workflow/rules/tracking.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/partition.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/figures.smk"
+include: "workflow/rules/sync.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.tables.output,
+        rules.figures.output,
+
+
+onsuccess:
+    table = Path("results", experiment.name, "tables/table1.csv")
+    if table.is_file():
+        import pandas
+        from cgpfl import tables
+
+        print(f"\n{tables.summary(pandas.read_csv(table))}\n")

@@ -1,0 +1,19 @@
+# A dataset, fetched or read, verified, in one file.
+rule data:
+    input:
+        source=lambda wildcards: experiment.dataset(wildcards.dataset).path or [],
+        tracking=ancient("<results>/tracking/ready"),
+    output:
+        "data/{dataset}.npz",
+    log:
+        "<results>/logs/data/{dataset}.log",
+    benchmark:
+        "<results>/benchmarks/data/{dataset}.tsv"
+    conda:
+        "../../environment.yml"
+    params:
+        dataset=lambda wildcards: dict(experiment.dataset(wildcards.dataset)),
+    message:
+        "Preparing dataset {wildcards.dataset}."
+    script:
+        "../scripts/data.py"

@@ -1,0 +1,62 @@
+# Tables of accuracy, fairness and cost, as CSV; those of accuracy as Markdown too.
+rule tables:
+    input:
+        runs=expand(
+            "<results>/runs/{job}/{frame}.parquet",
+            job=JOBS,
+            frame=list(results.COLUMNS),
+        ),
+        paper1=HERE / "config/paper_table1.csv",
+        paper2=HERE / "config/paper_table2.csv",
+        source=SOURCE / "tables.py",
+    output:
+        table1=report(
+            "<results>/tables/table1.csv",
+            caption="../report/table1.rst",
+            category="Tables",
+            labels={"table": "1", "shows": "accuracy"},
+        ),
+        table2=report(
+            "<results>/tables/table2.csv",
+            caption="../report/table2.rst",
+            category="Tables",
+            labels={"table": "2", "shows": "accuracy by lambda"},
+        ),
+        fairness=report(
+            "<results>/tables/fairness.csv",
+            caption="../report/fairness.rst",
+            category="Tables",
+            labels={"table": "fairness", "shows": "accuracy over clients"},
+        ),
+        cost=report(
+            "<results>/tables/cost.csv",
+            caption="../report/cost.rst",
+            category="Tables",
+            labels={"table": "cost", "shows": "gradients and numbers sent"},
+        ),
+        equal_gradients=report(
+            "<results>/tables/equal_gradients.csv",
+            caption="../report/equal_gradients.rst",
+            category="Tables",
+            labels={"table": "equal gradients", "shows": "accuracy at equal cost"},
+        ),
+        diverged=report(
+            "<results>/tables/diverged.csv",
+            caption="../report/diverged.rst",
+            category="Tables",
+            labels={"table": "diverged", "shows": "runs that diverged"},
+        ),
+        markdown1="<results>/tables/table1.md",
+        markdown2="<results>/tables/table2.md",
+    log:
+        "<results>/logs/tables.log",
+    benchmark:
+        "<results>/benchmarks/tables.tsv"
+    conda:
+        "../../environment.yml"
+    params:
+        runs=expand("results/{name}/runs/{job}", name=experiment.name, job=JOBS),
+    message:
+        "Writing tables."
+    script:
+        "../scripts/tables.py"

@@ -1,0 +1,26 @@
+"""Deals a dataset's samples to clients."""
+
+from pathlib import Path
+
+from cgpfl import datasets, figures, partition
+from cgpfl.joblog import job_log
+from cgpfl.tracking import Guard, Step, record
+
+name = snakemake.config["name"]
+seed = int(snakemake.wildcards.seed)
+output = snakemake.output
+with job_log(snakemake.log[0]):
+    dataset = datasets.load(snakemake.input.data)
+    options = dict(snakemake.params.partition)
+    pool = dataset.pool()
+    if dataset.client is not None:
+        given = ("clients", "test_fraction")
+        options = {key: options[key] for key in given} | {"scheme": "given", "client": dataset.client[pool]}
+    made = partition.make_partition(dataset.y[pool], pool, seed=seed, classes=len(dataset.classes), **options)
+    partition.save(made, Path(output.partition))
+    statistics = partition.statistics(made, dataset.y, dataset.classes)
+    statistics.to_csv(output.statistics, index=False)
+    figure = figures.partition(statistics, f"{dataset.name}, seed {seed}")
+    figure.savefig(output.picture)
+    step = Step.of_files(name, f"partition/{dataset.name}/seed{seed}", [output.statistics, output.picture])
+    Guard(name, step.name)(record, step)

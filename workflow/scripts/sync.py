@@ -1,0 +1,38 @@
+"""Logs everything that MLflow lacks; here a tracker that is away is an error."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+
+from cgpfl import UserError, datasets, results, tracking
+from cgpfl.joblog import job_log
+from cgpfl.tracking import Step, TrainingLog, record
+
+name = snakemake.config["name"]
+store = results.Store(results.home(name) / "store")
+
+
+def sync() -> None:
+    for data in snakemake.input.data:
+        record(Step.of_dataset(name, datasets.load(data)))
+    for picture in map(Path, snakemake.input.partitions):
+        step = f"partition/{picture.parent.name}/{picture.stem}"
+        record(Step.of_files(name, step, [picture.with_suffix(".csv"), picture]))
+    for file in map(Path, snakemake.input.runs):
+        log = TrainingLog(name, *file.parent.parts[-3:])
+        runs = pd.read_parquet(file)
+        log.add((label, store.get(key)) for label, key in zip(runs["label"], runs["run"], strict=True))
+        log.close([file, file.with_name("history.parquet")])
+    record(Step.of_files(name, "tables", list(snakemake.input.tables)))
+    record(Step.of_files(name, "figures", list(snakemake.input.figures)))
+    shutil.rmtree(tracking.unsent(name), ignore_errors=True)
+
+
+with job_log(snakemake.log[0]):
+    try:
+        sync()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(tracking.failure(error)) from error

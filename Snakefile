@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
-from snakemake.utils import min_version
+from snakemake.utils import min_version, update_config
 
 import cgpfl
 from cgpfl import experiment as experiments
@@ -20,6 +20,8 @@ if not workflow.overwrite_configfiles:
 
     configfile: "config/config.yaml"
 
+
+update_config(config, experiments.typed(workflow.config_settings.config))
 
 try:
     experiment = experiments.load(config)
@@ -49,6 +51,7 @@ report: "workflow/report/workflow.rst"
 localrules:
     all,
     tracking,
+    report,
     sync,
 
 
@@ -58,6 +61,7 @@ include: "workflow/rules/partition.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/report.smk"
 include: "workflow/rules/sync.smk"
 
 
@@ -66,12 +70,27 @@ rule all:
     input:
         rules.tables.output,
         rules.figures.output,
+        rules.report.output,
+    message:
+        "All tables and figures are made."
 
 
 onsuccess:
-    table = Path("results", experiment.name, "tables/table1.csv")
-    if table.is_file():
+    home = results.home(experiment.name)
+    if (home / "tables/table1.csv").is_file():
         import pandas
         from cgpfl import tables
 
-        print(f"\n{tables.summary(pandas.read_csv(table))}\n")
+        print(
+            "",
+            tables.summary(pandas.read_csv(home / "tables/table1.csv")),
+            "",
+            sep="\n",
+        )
+        print(f"Tables:  {home}/tables/      Figures: {home}/figures/")
+        print(f"Report:  {home}/report.html  Runs:    mlflow ui")
+    unsent = sorted((home / "unsent").glob("*"))
+    if unsent:
+        print(
+            f"Tracking failed for {len(unsent)} steps: `snakemake --cores 1 sync` logs them."
+        )

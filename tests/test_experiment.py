@@ -187,6 +187,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         experiment.read(broken)
 
 
+def test_values_of_the_command_line_get_their_types():
+    given = {"seeds": ["0", "1"], "training": {"rounds": "2"}, "name": "x", "params": {"lr": "1e-3"}, "models": 3}
+    expected = {"seeds": [0, 1], "training": {"rounds": 2}, "name": "x", "params": {"lr": "1e-3"}, "models": 3}
+    assert experiment.typed(given) == expected
+
+
 def test_config_files_match_the_types():
     """If this fails, run `make config`."""
     for path, text in reference.pages(ROOT / "config").items():

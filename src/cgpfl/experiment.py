@@ -379,6 +379,15 @@ def load(config: Any) -> Experiment:
     return experiment
 
 
+def typed(value: Any) -> Any:
+    """A value of Snakemake's `--config`, in whose lists and mappings Snakemake leaves all as text: with numbers."""
+    if isinstance(value, Mapping):
+        return {key: typed(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [typed(each) for each in value]
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
 def _check_names(experiment: Experiment) -> None:
     """Names are known and unique, and the files that datasets are read from exist."""
     unique: dict[str, list[Any]] = {

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist
-from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch import Tensor
 
 # Above this many uploads the N x N Gram matrix is no longer the cheap way.
@@ -73,6 +72,8 @@ def cluster(
     if previous is not None and len(np.unique(previous)) == found:
         init = np.stack([points[previous == label].mean(0) for label in np.unique(previous)])
     restarts = RESTARTS if isinstance(init, str) else 1
+    from sklearn.cluster import KMeans, MiniBatchKMeans  # a second to import, and most jobs never cluster
+
     kind = KMeans if len(points) <= GRAM_LIMIT else MiniBatchKMeans
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fewer clusters than asked for: counted below

@@ -243,7 +243,7 @@ class Streams:
 
 
 def _mean_weights(real: Tensor, counts: Tensor) -> Tensor:
-    return (real / counts).to(torch.float64).unsqueeze(1)
+    return (real.to(torch.float64) / counts).unsqueeze(1)
 
 
 def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -247,7 +247,7 @@ class Simulation:
     # what methods use to set up their state
 
     def tensor(self, values: Any) -> Tensor:
-        return torch.as_tensor(values).to(device=self.device, dtype=self.dtype)
+        return torch.as_tensor(values, device=self.device, dtype=self.dtype)
 
     def to_clients(self, x: Tensor) -> Tensor:
         """A server state [runs, d] as every client's own copy [runs, clients, d]."""
@@ -422,7 +422,8 @@ def _columns(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _init_seed(seed: int, draw: int, k: int) -> int:
-    return int(np.random.SeedSequence([seed, draw, k]).generate_state(1)[0])
+    """Seed of model k of a set; the first of the first set is the one that the run's other models start from."""
+    return seed if draw == k == 0 else int(np.random.SeedSequence([seed, draw, k]).generate_state(1)[0])
 
 
 def _cut(labels: NDArray[Any]) -> list[tuple[int, int]]:

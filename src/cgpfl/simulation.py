@@ -52,7 +52,7 @@ T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # Bytes of models and minibatches (training) or of samples (testing) that a block of rows may hold on a CPU: with
 # them in the second and third level cache, each block goes through all its local steps before the next.
-CACHE_BYTES = 3 << 20
+CACHE_BYTES = 6 << 20
 TEST_BYTES = 8 << 20
 GPU_TEST_BYTES = 1 << 30
 

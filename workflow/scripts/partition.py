@@ -21,6 +21,6 @@ with job_log(snakemake.log[0]):
     statistics = partition.statistics(made, dataset.y, dataset.classes)
     statistics.to_csv(output.statistics, index=False)
     figure = figures.partition(statistics, f"{dataset.name}, seed {seed}")
-    figure.savefig(output.picture)
+    figure.savefig(output.picture, dpi=200, metadata={"Software": None})
     step = Step.of_files(name, f"partition/{dataset.name}/seed{seed}", [output.statistics, output.picture])
     Guard(name, step.name)(record, step)

@@ -661,7 +661,7 @@ def train(
     size = sum(parameter.numel() for parameter in build().parameters())
     groups = _groups(chosen, specs, count * size, settings)
     parts = []
-    with _single_threaded_ops(), ThreadPoolExecutor(settings.threads) as executor:
+    with single_threaded_ops(), ThreadPoolExecutor(settings.threads) as executor:
         for number, places in enumerate(groups):
             group = [specs[place] for place in places]
             stacked, partition = data.of([spec.seed for spec in group])
@@ -723,7 +723,7 @@ def _groups(method: Method, specs: Sequence[RunSpec], numbers: int, settings: Se
 
 
 @contextmanager
-def _single_threaded_ops() -> Iterator[None]:
+def single_threaded_ops() -> Iterator[None]:
     """Every torch, BLAS and k-means operation on one thread; parallelism is over blocks of rows."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -73,8 +73,12 @@ class FedAvg(Method):
 
     def round(self, sim: Simulation, state: State, now: Round) -> None:
         w = now.broadcast(state["global"])
-        now.local(local_sgd, w)
+        now.local(self.local, w)
         state["global"].copy_(now.average(w, sim.static["weights"]))
+
+    def local(self, block: Block, w: Tensor) -> None:
+        """What a client does with its copy of the global model, in place."""
+        local_sgd(block, w)
 
     def models(self, sim: Simulation, state: State) -> Tested:
         return {"global": lambda block: block.server(state["global"])}

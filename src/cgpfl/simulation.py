@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from cgpfl.capture import Call, Captured
 from cgpfl.clients import (
     ADAPTATION,
     PARTICIPATION,
@@ -240,6 +241,7 @@ class Simulation:
         self.regularised = any(spec.params["l2"] != 0 for spec in specs)
         self._build, self._executor = build, executor
         self._scratch: dict[str, Tensor] = {}
+        self._graphs: dict[tuple[tuple[int, ...], ...], Captured] = {}
         self.records: dict[str, list[pd.DataFrame]] = defaultdict(list)
         self.now = 0  # the current round, 1..rounds
         self.initial = self.tensor(torch.stack([initial_row(build, spec.seed) for spec in specs]))
@@ -295,6 +297,13 @@ class Simulation:
         if name not in self._scratch or len(self._scratch[name]) != rows:
             self._scratch[name] = torch.empty(rows, self.net.size, device=self.device, dtype=self.dtype)
         return self._scratch[name]
+
+    def replay(self, call: Call, inputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """``call(inputs, rows)`` on the GPU, captured at its first use and replayed for the same shapes later."""
+        key = tuple(tuple(x.shape) for x in (*inputs, *rows))
+        if key not in self._graphs:
+            self._graphs[key] = Captured(call, inputs, rows)
+        self._graphs[key](inputs, rows)
 
     def minibatches(self, run: Tensor, client: Tensor, first: int, steps: int, purpose: int) -> Streams:
         """Steps ``first``, ``first`` + 1, ... of the training minibatches of the given rows."""
@@ -514,22 +523,23 @@ class Round:
         start, stop = steps or (0, length)
         streams, stream_of_row = self._streams((self.index - 1) * length + start, stop - start)
         columns = [] if active is None else [self.sim.tensor(step)[self.run].unsqueeze(1) for step in active.T]
+        inputs = (streams.index[stream_of_row], streams.weight[stream_of_row], *columns)
 
-        def work(bounds: tuple[int, int]) -> None:
+        def work(part: slice, inputs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+            index, weight, *own = inputs
+            streams = Streams(index, weight)
+            block = Block(self.sim, self.run[part], self.client[part], streams, own, stop - start, self.index)
+            call(block, *rows)
+
+        if self.sim.device.type == "cuda":
+            self.sim.replay(partial(work, slice(None)), inputs, rows)
+            return
+
+        def work_on(bounds: tuple[int, int]) -> None:
             part = slice(*bounds)
-            own = Streams(streams.index[stream_of_row[part]], streams.weight[stream_of_row[part]])
-            block = Block(
-                self.sim,
-                self.run[part],
-                self.client[part],
-                own,
-                [column[part] for column in columns],
-                stop - start,
-                self.index,
-            )
-            call(block, *(x[part] for x in rows))
+            work(part, [x[part] for x in inputs], [x[part] for x in rows])
 
-        self.sim.map(work, self._blocks(streams.index.shape[-1]))
+        self.sim.map(work_on, self._blocks(streams.index.shape[-1]))
 
     def _streams(self, first: int, steps: int) -> tuple[Streams, Tensor]:
         """Minibatches of each (seed, participant), and which of these each row has."""

@@ -27,22 +27,39 @@ class Clustering:
     iterations: int
 
 
-def coordinates(models: Tensor) -> NDArray[np.float64]:
-    """Models [N, d] as points [N, rank <= N] with the same pairwise distances.
+def coordinates(models: Tensor) -> NDArray[np.float64] | None:
+    """Models [N, d] as points [N, rank <= N] with the same pairwise distances; None if a model is not finite.
 
     k-means sees its points only through their distances, and N models span at most N dimensions: the eigenvectors
     of the centred N x N Gram matrix, scaled by the roots of their eigenvalues, are the same points in other axes.
-    Beyond ``GRAM_LIMIT`` rows the centred models are projected on the principal axes of ``GRAM_LIMIT / 8`` evenly
-    spaced ones instead (exact if these span the rest, an approximation otherwise).
+    Beyond ``GRAM_LIMIT`` rows the models are projected on the principal axes of ``GRAM_LIMIT / 8`` evenly spaced
+    ones instead (exact if these span the rest, an approximation otherwise).
     """
-    centred = (models - models.mean(0)).to(torch.float64)
-    if len(models) <= GRAM_LIMIT:
-        values, vectors = np.linalg.eigh((centred @ centred.T).cpu().numpy())
-        values = values.clip(min=0)
-        return vectors[:, values > 0] * np.sqrt(values[values > 0])
-    sample = centred[:: math.ceil(8 * len(models) / GRAM_LIMIT)]
-    axes = torch.linalg.svd(sample, full_matrices=False).Vh
-    return (centred @ axes.T).cpu().numpy()
+    sample = models if len(models) <= GRAM_LIMIT else models[:: math.ceil(8 * len(models) / GRAM_LIMIT)]
+    gram = _products(sample, sample)
+    if not np.isfinite(gram).all():
+        return None
+    centre = np.eye(len(gram)) - 1 / len(gram)
+    values, vectors = np.linalg.eigh(centre @ gram @ centre)
+    rank = values > values[-1] * 1e-13
+    axes = centre @ vectors[:, rank] / np.sqrt(values[rank])  # points = products with the sample, times these
+    points = (gram if sample is models else _products(models, sample)) @ axes
+    points -= points.mean(0)
+    return points if np.isfinite(points).all() else None
+
+
+COLUMNS = 1 << 13  # of models that are multiplied at a time, in cache
+
+
+def _products(left: Tensor, right: Tensor) -> NDArray[np.float64]:
+    """left right^T, the rows seen from the mean of ``right``, summed in float64 over stretches of columns."""
+    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    for start in range(0, left.shape[1], COLUMNS):
+        part = right[:, start : start + COLUMNS]
+        mean = part.mean(0)
+        other = part - mean
+        total += (other if left is right else left[:, start : start + COLUMNS] - mean) @ other.T
+    return total.cpu().numpy()
 
 
 def distinct_rows(points: NDArray[np.float64]) -> int:

@@ -491,14 +491,18 @@ class Round:
 
     def broadcast(self, server: Tensor, out: Tensor | None = None) -> Tensor:
         """Every participant's own copy of its run's server model [runs, d]."""
-        out = self.sim.scratch("broadcast", len(self.run)) if out is None else out
-        return torch.index_select(server, 0, self.run, out=out)
+        return self._copied(server, self.run, out)
 
     def pick(self, models: Tensor, assignment: Tensor, out: Tensor | None = None) -> Tensor:
         """Every participant's own copy of the server model it is assigned to, from [runs, K, d]."""
         chosen = self.run * models.shape[1] + assignment.view(-1)[self._rows]
+        return self._copied(models.flatten(0, 1), chosen, out)
+
+    def _copied(self, models: Tensor, chosen: Tensor, out: Tensor | None) -> Tensor:
         out = self.sim.scratch("broadcast", len(self.run)) if out is None else out
-        return torch.index_select(models.flatten(0, 1), 0, chosen, out=out)
+        parts = [slice(*bounds) for bounds in self._blocks(0)]
+        self.sim.map(lambda part: torch.index_select(models, 0, chosen[part], out=out[part]), parts)
+        return out
 
     # local training
 
@@ -591,7 +595,10 @@ class Round:
         return torch.where(size > 0, self._combined(belongs / size.clamp(min=1), rows), models)
 
     def _combined(self, share: Tensor, rows: Tensor) -> Tensor:
-        return torch.bmm(share, rows.view(self.sim.runs, self.count, -1))
+        uploads = rows.view(self.sim.runs, self.count, -1)
+        if self.sim.device.type != "cpu":
+            return torch.bmm(share, uploads)
+        return torch.cat(self.sim.each_run(lambda run: torch.bmm(share[run, None], uploads[run, None])))
 
     def lerp_to(self, rows: Tensor, server: Tensor, weight: Tensor) -> None:
         """rows += weight * (server - rows), in place; server [runs, d], weight [runs, 1]."""

@@ -80,9 +80,9 @@ class Cgpfl(Method):
     def _cluster(
         self, sim: Simulation, state: State, now: Round, run: int, uploads: Tensor, before: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        if not bool(torch.isfinite(uploads).all()):  # a diverged run stays where it is
-            return before, {"kmeans_iterations": 0, "contexts_found": len(np.unique(before)), "moved": 0.0}
         points = coordinates(uploads)
+        if points is None:  # a diverged run stays where it is
+            return before, {"kmeans_iterations": 0, "contexts_found": len(np.unique(before)), "moved": 0.0}
         most = state["contexts"].shape[1]
         found = self._group(sim, state, now, run, points, before)
         labels = matched(found.labels, before, most)

@@ -68,9 +68,8 @@ def train_moreau(sim: Simulation, state: State, now: Round, w: Tensor, step: Ten
     """The clients' part of a round of pFedMe and CGPFL from local copies ``w`` [rows, d], in place; also writes
     theta to ``state["personal"]`` and w_{i,R} to ``state["local"]``. ``step`` [runs, 1]: w_i -= step*(w_i - theta)."""
     theta = now.take(state["personal"])
-    if sim.static["carry"] == "reset":
-        theta.copy_(w)
-    now.local(partial(_local, step=step, inner_steps=sim.static["inner_steps"]), theta, w)
+    static = {name: sim.static[name] for name in ("carry", "inner_steps")}
+    now.local(partial(_local, step=step, **static), theta, w)
     now.put(state["personal"], theta)
     now.put(state["local"], w)
 
@@ -83,7 +82,9 @@ def client_models(state: State) -> Tested:
     }
 
 
-def _local(block: Block, theta: Tensor, w: Tensor, step: Tensor, inner_steps: int) -> None:
+def _local(block: Block, theta: Tensor, w: Tensor, step: Tensor, inner_steps: int, carry: str) -> None:
+    if carry == "reset":
+        theta.copy_(w)
     net, eta, lam, l2 = block.net, block["eta"], block["lam"], block.l2
     personal, anchor, step = net.rows(theta), net.rows(w), step[block.run]
     for batch in block.batches():

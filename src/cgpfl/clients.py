@@ -256,7 +256,7 @@ def mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def stream_keys(seeds: Any, clients: Any, purpose: int) -> NDArray[np.uint64]:
     """One key a (seed, client), elementwise; streams of another purpose have nothing in common with it."""
-    seeds, clients = np.asarray(seeds).astype(np.uint64), np.asarray(clients).astype(np.uint64)
+    seeds, clients = (np.atleast_1d(np.asarray(x)).astype(np.uint64) for x in (seeds, clients))
     return mixed(mixed(mixed(seeds) + np.uint64(purpose)) + clients)
 
 

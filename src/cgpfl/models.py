@@ -124,6 +124,7 @@ class Rows:
 
 # A gradient as one (error [rows, outputs, n], input [rows, n, inputs]) a layer: their product is the weights' part.
 Factors = list[tuple[Tensor, Tensor]]
+Layer = tuple[Tensor, Tensor]  # weight [rows, outputs, inputs], bias [rows, outputs, 1]
 
 
 class Net(ABC):
@@ -173,7 +174,7 @@ class DenseStack(Net):
         return Rows(flat, parts)
 
     def logits(self, w: Rows, x: Tensor) -> Tensor:
-        return self._after_first(w, self.first(w, x.flatten(2)))[-1]
+        return self._after_first(w.parts[1:], self.first(w, x.flatten(2)))[-1]
 
     def first(self, w: Rows, x: Tensor) -> Tensor:
         """Outputs of the first layer before its ReLU, [rows, outputs, n], for x [rows, n, inputs]."""
@@ -182,32 +183,37 @@ class DenseStack(Net):
 
     def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Factors:
         x = batch.x.flatten(2)
-        return self.gradient_behind(w, self.first(w, x), x, batch, scale)
+        return self.gradient_behind(w.parts[1:], self.first(w, x), x, self.aim(batch, scale))
 
-    def gradient_behind(self, w: Rows, first: Tensor, x: Tensor, batch: Batch, scale: Tensor) -> Factors:
-        """The gradient, given the first layer's outputs."""
-        outputs = self._after_first(w, first)
-        error = softmax_error(outputs[-1], batch.y, batch.weight * scale.unsqueeze(-1))
+    def aim(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """What turns probabilities into a scaled error: each sample's weight [rows, 1, b], and that weight at the
+        sample's label, [rows, C, b]."""
+        weight = batch.weight * scale.unsqueeze(-1)
+        target = weight.new_zeros(len(batch.y), self.sizes[-1], batch.y.shape[1])
+        return weight, target.scatter_(1, batch.y.unsqueeze(1), weight.expand(len(batch.y), 1, batch.y.shape[1]))
+
+    def gradient_behind(self, head: Sequence[Layer], first: Tensor, x: Tensor, aim: tuple[Tensor, Tensor]) -> Factors:
+        """The gradient, given the layers behind the first, the first layer's outputs, and ``aim``."""
+        outputs = self._after_first(head, first)
+        weight, target = aim
+        error = torch.softmax(outputs[-1], dim=1).mul_(weight).sub_(target)
         factors = []
-        for layer in range(len(self.layers) - 1, 0, -1):
-            hidden = outputs[layer - 1].mT
-            factors.append((error, hidden))
-            error = torch.bmm(error.mT, w.parts[layer][0]).mul_(hidden > 0).mT
+        for hidden, (weights, _) in zip(outputs[-2::-1], reversed(head), strict=True):
+            factors.append((error, hidden.mT))
+            error = torch.ops.aten.threshold_backward(torch.bmm(error.mT, weights), hidden.mT, 0).mT
         factors.append((error, x))
         return factors[::-1]
 
-    def _after_first(self, w: Rows, first: Tensor) -> list[Tensor]:
+    def _after_first(self, head: Sequence[Layer], first: Tensor) -> list[Tensor]:
         """Every layer's output [rows, outputs, n], hidden ones after their ReLU."""
         outputs = [first]
-        for weight, bias in w.parts[1:]:
+        for weight, bias in head:
             outputs[-1] = torch.relu(outputs[-1])
             outputs.append(_affine(weight, bias, outputs[-1].mT))
         return outputs
 
     def add(self, w: Rows, gradient: Factors) -> None:
-        for (weight, bias), (error, inputs) in zip(w.parts, gradient, strict=True):
-            weight.baddbmm_(error, inputs)
-            bias.add_(error.sum(2, keepdim=True))
+        add_factors(w.parts, gradient)
 
     def dense(self, gradient: Factors, like: Tensor) -> Tensor:
         flat = torch.zeros_like(like)
@@ -371,11 +377,11 @@ def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return torch.baddbmm(bias.mT, x, weight.mT).mT
 
 
-def softmax_error(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Gradient of the weighted cross-entropies with respect to the logits, [rows, C, n]."""
-    error = torch.softmax(logits, dim=1)
-    error.scatter_add_(1, y.unsqueeze(1), error.new_full((1, 1, 1), -1.0).expand(len(y), 1, y.shape[1]))
-    return error.mul_(weight)
+def add_factors(layers: Sequence[Layer], factors: Factors) -> None:
+    """layers += factors, in place."""
+    for (weight, bias), (error, inputs) in zip(layers, factors, strict=True):
+        weight.baddbmm_(error, inputs)
+        bias.add_(error.sum(2, keepdim=True))
 
 
 def as_net(build: Callable[[], nn.Module], device: torch.device, path: str = "auto") -> Net:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from cgpfl.clients import Batch
-from cgpfl.models import DenseStack, Net, Rows
+from cgpfl.models import DenseStack, Layer, Net, Rows, add_factors
 
 
 def sgd_step(net: Net, w: Rows, batch: Batch, lr: Tensor, l2: Tensor | None) -> None:
@@ -38,56 +40,64 @@ def _drawn(w: Tensor, anchor: Tensor, keep: Tensor, pull: Tensor, convex: bool) 
         w.mul_(keep).addcmul_(anchor, pull)
 
 
-def proximal_steps(
-    net: Net, theta: Rows, anchor: Rows, batch: Batch, eta: Tensor, lam: Tensor, l2: Tensor | None, steps: int
-) -> None:
-    """``steps`` times theta -= eta * (g(theta) + l2*theta + lam*(theta - anchor)) on one minibatch, in place
-    (pFedMe, T. Dinh et al. 2020, algorithm 1 line 7; CGPFL, algorithm 1 line 8)."""
-    if isinstance(net, DenseStack):
-        _proximal_in_span(net, theta, anchor, batch, eta, lam, l2, steps)
-    else:
-        for _ in range(steps):
-            anchored_step(net, theta, anchor.flat, batch, eta, lam, l2)
+@dataclass(frozen=True)
+class Proximal:
+    """``steps`` times theta -= eta * (g(theta) + l2*theta + lam*(theta - anchor)) on one minibatch (pFedMe, T. Dinh
+    et al. 2020, algorithm 1 line 7; CGPFL, algorithm 1 line 8).
 
+    In all, theta = ``kept`` theta + ``towards`` anchor - eta * (a sum of gradients), and in each step
+    theta = ``keep`` theta + ``pull`` anchor - eta * (one); columns [rows, 1].
+    """
 
-def _proximal_in_span(
-    net: DenseStack,
-    theta: Rows,
-    anchor: Rows,
-    batch: Batch,
-    eta: Tensor,
-    lam: Tensor,
-    l2: Tensor | None,
-    steps: int,
-) -> None:
-    """The same steps without touching the first layer's weights in between: they move only along the anchor and
-    the minibatch's samples x_j, so the first layer's outputs follow from the b x b products x_j . x_k, and one
-    product of size b x d at the end writes the weights. Layers behind the first are small and stepped plainly."""
-    x = batch.x.flatten(2)
-    keep = 1 - eta * lam if l2 is None else 1 - eta * (lam + l2)
-    pull = eta * lam
-    keep3, pull3 = keep.unsqueeze(-1), pull.unsqueeze(-1)
-    outputs = net.first(theta, x)
-    pulled = net.first(anchor, x).mul_(pull3)
-    products = torch.bmm(x, x.mT).add_(1)  # + 1: the bias sees an input of one
-    kept, towards = torch.ones_like(keep), torch.zeros_like(keep)
-    total: Tensor | None = None
-    for _ in range(steps):
-        (error, _), *later = net.gradient_behind(theta, outputs, x, batch, -eta)
-        for (weight, bias), (weight_to, bias_to), (late, inputs) in zip(
-            theta.parts[1:], anchor.parts[1:], later, strict=True
-        ):
-            _drawn(weight, weight_to, keep3, pull3, l2 is None)
-            _drawn(bias, bias_to, keep3, pull3, l2 is None)
-            weight.baddbmm_(late, inputs)
-            bias.add_(late.sum(2, keepdim=True))
-        outputs = torch.addcmul(pulled, outputs, keep3).baddbmm_(error, products)
-        total = error if total is None else torch.addcmul(error, total, keep3)
-        kept, towards = kept * keep, towards * keep + pull
-    if total is None:
-        return
-    for part, part_to in zip(theta.parts[0], anchor.parts[0], strict=True):
-        _drawn(part, part_to, kept.unsqueeze(-1), towards.unsqueeze(-1), l2 is None)
-    weight, bias = theta.parts[0]
-    weight.baddbmm_(total, x)
-    bias.add_(total.sum(2, keepdim=True))
+    eta: Tensor
+    lam: Tensor
+    l2: Tensor | None
+    steps: int
+    keep: Tensor
+    pull: Tensor
+    kept: Tensor
+    towards: Tensor
+
+    @classmethod
+    def of(cls, eta: Tensor, lam: Tensor, l2: Tensor | None, steps: int) -> Proximal:
+        keep, pull = 1 - eta * (lam if l2 is None else lam + l2), eta * lam
+        kept, towards = keep, pull
+        for _ in range(steps - 1):
+            kept, towards = kept * keep, towards * keep + pull
+        return cls(eta, lam, l2, steps, keep, pull, kept, towards)
+
+    def run(self, net: Net, theta: Rows, anchor: Rows, batch: Batch) -> None:
+        """All steps on one minibatch, theta in place."""
+        if isinstance(net, DenseStack):
+            self._in_span(net, theta, anchor, batch)
+        else:
+            for _ in range(self.steps):
+                anchored_step(net, theta, anchor.flat, batch, self.eta, self.lam, self.l2)
+
+    def _in_span(self, net: DenseStack, theta: Rows, anchor: Rows, batch: Batch) -> None:
+        """The same steps without touching the first layer's weights in between: they move only along the anchor and
+        the minibatch's samples x_j, so the first layer's outputs follow from the b x b products x_j . x_k, and one
+        product of size b x d at the end writes the weights. Layers behind the first are small: they are stepped
+        plainly, on a copy whose memory has no gaps."""
+        x, aim = batch.x.flatten(2), net.aim(batch, -self.eta)
+        keep, pull = self.keep.unsqueeze(-1), self.pull.unsqueeze(-1)
+        outputs, pulled = net.first(theta, x), net.first(anchor, x).mul_(pull)
+        products = torch.bmm(x, x.mT).add_(1)  # + 1: the bias sees an input of one
+        head = [(weight.contiguous(), bias.contiguous()) for weight, bias in theta.parts[1:]]
+        total = torch.zeros_like(outputs)
+        for _ in range(self.steps):
+            (error, _), *later = net.gradient_behind(head, outputs, x, aim)
+            for own, to in zip(head, anchor.parts[1:], strict=True):
+                self._draw(own, to, keep, pull)
+            add_factors(head, later)
+            outputs = torch.addcmul(pulled, outputs, keep).baddbmm_(error, products)
+            total = torch.addcmul(error, total, keep)
+        for own, new in zip(theta.parts[1:], head, strict=True):
+            for part, value in zip(own, new, strict=True):
+                part.copy_(value)
+        self._draw(theta.parts[0], anchor.parts[0], self.kept.unsqueeze(-1), self.towards.unsqueeze(-1))
+        add_factors(theta.parts[:1], [(total, x)])
+
+    def _draw(self, own: Layer, to: Layer, keep: Tensor, pull: Tensor) -> None:
+        for part, part_to in zip(own, to, strict=True):
+            _drawn(part, part_to, keep, pull, self.l2 is None)

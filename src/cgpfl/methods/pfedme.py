@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from cgpfl.methods.base import COMMON, Cost, Method, Param, State, Tested
-from cgpfl.solvers import proximal_steps
+from cgpfl.solvers import Proximal
 
 if TYPE_CHECKING:
     from cgpfl.simulation import Block, Round, Simulation
@@ -85,8 +85,8 @@ def client_models(state: State) -> Tested:
 def _local(block: Block, theta: Tensor, w: Tensor, step: Tensor, inner_steps: int, carry: str) -> None:
     if carry == "reset":
         theta.copy_(w)
-    net, eta, lam, l2 = block.net, block["eta"], block["lam"], block.l2
+    net, solver = block.net, Proximal.of(block["eta"], block["lam"], block.l2, inner_steps)
     personal, anchor, step = net.rows(theta), net.rows(w), step[block.run]
     for batch in block.batches():
-        proximal_steps(net, personal, anchor, batch, eta, lam, l2, inner_steps)
+        solver.run(net, personal, anchor, batch)
         w.lerp_(theta, step)

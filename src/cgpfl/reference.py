@@ -24,8 +24,8 @@ EMBEDDED: Mapping[str, Any] = {
     "datasets": ["digits"],
     "models": ["mlr", "dnn"],
     "partition": {"clients": 20, "classes_per_client": 3, "min_samples": 40, "max_samples": 200, "size_sigma": 0.8},
-    "training": {"rounds": 50, "eval_every": 2, "threads": 1},
-    "params": {"local_steps": 10, "inner_steps": 5, "lr": 0.005, "eta": 0.05, "lam": 12},
+    "training": {"rounds": 30, "eval_every": 1, "threads": 1},
+    "params": {"local_steps": 10, "inner_steps": 5, "lr": 0.01, "meta_lr": 0.01, "eta": 0.05, "lam": 8},
     "methods": [
         "local",
         "fedavg",
@@ -41,7 +41,7 @@ EMBEDDED: Mapping[str, Any] = {
         "cgpfl_oracle",
     ],
     "sweeps": {
-        "lam": {"methods": ["pfedme", {"cgpfl": {"contexts": 4}}], "values": [5, 12, 15]},
+        "lam": {"methods": ["pfedme", {"cgpfl": {"contexts": 4}}], "values": [4, 8, 12]},
         "contexts": {"methods": ["cgpfl"], "values": [1, 2, 4, 8]},
     },
 }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+
+# Unless MKL is told otherwise before its first product, the last digits of a product depend on where in memory its
+# operands lie, and so a run's on the runs beside it. Its "conditional numerical reproducibility" costs no time that
+# could be measured.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 from cgpfl.clients import ClientData
 from cgpfl.errors import UserError

@@ -140,6 +140,8 @@ class ClientData:
             contexts = torch.as_tensor(np.asarray(contexts)).to(torch.int64)
             if contexts.shape != (len(train),):
                 raise UserError(f"contexts: {tuple(contexts.shape)} given, expected one a client ({len(train)},)")
+            if int(contexts.min()) < 0:
+                raise UserError(f"contexts: {int(contexts.min())} given, expected whole numbers of 0 or more")
         return cls(x, y, train_lists, test_lists, max(classes, 2), contexts)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
@@ -214,18 +216,18 @@ class Streams:
 
     @classmethod
     def sampled(
-        cls, lists: Ragged, rows: Tensor, keys: NDArray[np.uint64], first: int, steps: int, batch_size: int
+        cls, lists: Ragged, rows: Tensor, keys: NDArray[np.uint64], first: int, steps: int, batch_size: int, width: int
     ) -> Streams:
         """Steps ``first`` to ``first + steps - 1`` of each row's stream: every pass over a client's n samples is a
         fresh permutation, cut into batches of min(batch_size, n); a batch may straddle two passes.
 
         Args:
             lists: the clients' sample positions. rows [streams]: which list a stream draws from.
-            keys: [streams], see ``stream_keys``.
+            keys: [streams], see ``stream_keys``. width: what every minibatch is padded to.
         """
         n = lists.counts[rows].cpu().numpy()[:, None, None]
         size = np.minimum(n, batch_size)
-        slot = np.arange(int(size.max()))
+        slot = np.arange(width)
         place = np.arange(first, first + steps)[None, :, None] * size + slot % size
         passes = place // n
         walk = permuted(place - passes * n, n, mixed(keys[:, None, None] + passes.astype(np.uint64)))
@@ -235,10 +237,10 @@ class Streams:
         return cls(index, _mean_weights(real, lists.counts[rows].clamp(max=batch_size).unsqueeze(1)))
 
     @classmethod
-    def full(cls, lists: Ragged, rows: Tensor) -> Streams:
-        """Every step sees all of a client's samples."""
+    def full(cls, lists: Ragged, rows: Tensor, width: int) -> Streams:
+        """Every step sees all of a client's samples, padded to ``width``."""
         counts = lists.counts[rows].unsqueeze(1)
-        index, real = lists.padded(rows, int(counts.max()))
+        index, real = lists.padded(rows, width)
         return cls(index.unsqueeze(1), _mean_weights(real, counts))
 
 

@@ -101,6 +101,12 @@ def initial_row(build: Callable[[], nn.Module], seed: int) -> Tensor:
         return nn.utils.parameters_to_vector(build().parameters()).detach()
 
 
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
+    """The module for its structure only; torch's random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        return build()
+
+
 def _size(shape: Sequence[int]) -> int:
     size = 1
     for side in shape:
@@ -322,7 +328,7 @@ class GenericNet(Net):
     """Any module without buffers, by ``vmap`` of ``grad`` over its functional form."""
 
     def __init__(self, build: Callable[[], nn.Module], device: torch.device):
-        module = build()
+        module = _built(build)
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = [tuple(parameter.shape) for parameter in module.parameters()]
         self.sizes = [parameter.numel() for parameter in module.parameters()]
@@ -386,7 +392,7 @@ def add_factors(layers: Sequence[Layer], factors: Factors) -> None:
 
 def as_net(build: Callable[[], nn.Module], device: torch.device, path: str = "auto") -> Net:
     """The fastest net for what ``build`` makes; ``path="generic"`` forces the reference."""
-    module = build()
+    module = _built(build)
     layers = list(module) if isinstance(module, nn.Sequential) and path == "auto" else []
     flat = [at for at, layer in enumerate(layers) if isinstance(layer, nn.Flatten)]
     front, tail = (layers[: flat[0]], layers[flat[0] + 1 :]) if len(flat) == 1 else ([], layers)

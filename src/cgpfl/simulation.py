@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from cgpfl.capture import Call, Captured
 from cgpfl.clients import (
@@ -238,7 +238,7 @@ class Simulation:
             for name in names
             if all(isinstance(spec.params[name], int | float) for spec in specs)
         }
-        self.regularised = any(spec.params["l2"] != 0 for spec in specs)
+        self.regularised = specs[0].params["l2"] != 0
         self._build, self._executor = build, executor
         self._scratch: dict[str, Tensor] = {}
         self._graphs: dict[tuple[tuple[int, ...], ...], Captured] = {}
@@ -309,9 +309,14 @@ class Simulation:
         """Steps ``first``, ``first`` + 1, ... of the training minibatches of the given rows."""
         rows = self.data_rows(run, client)
         if self.settings.batch_size == "full":
-            return Streams.full(self.data.train, rows)
+            return Streams.full(self.data.train, rows, self.width)
         keys = stream_keys(self.seeds[run].cpu(), client.cpu(), purpose)
-        return Streams.sampled(self.data.train, rows, keys, first, steps, int(self.settings.batch_size))
+        return Streams.sampled(self.data.train, rows, keys, first, steps, int(self.settings.batch_size), self.width)
+
+    @cached_property
+    def width(self) -> int:
+        """Samples of the largest minibatch, to which the others are padded."""
+        return _width(self.data, self.settings)
 
     # testing
 
@@ -334,7 +339,7 @@ class Simulation:
             tested = {name: self.net.rows(provide(block)) for name, provide in models.items()}
             data_rows = block.data_row
             for place, samples in enumerate(lists):
-                index, real = samples.padded(data_rows, int(samples.counts[data_rows].max()))
+                index, real = samples.padded(data_rows, int(_test_width(samples.counts[data_rows[0]])))
                 x = self.data.x[index]
                 y = self.data.y[index]
                 for name, w in tested.items():
@@ -343,21 +348,24 @@ class Simulation:
                     best = logits.max(1)
                     right = (best.indices == y) & torch.isfinite(best.values) & real
                     sums[name][0, place, rows] = right.sum(1).to(torch.float64)
-                    sums[name][1, place, rows] = losses.to(torch.float64).where(real, 0).sum(1)
+                    sums[name][1, place, rows] = losses.to(torch.float64).where(real, 0).cumsum(1)[:, -1]
 
         self.map(test, bounds)
         return {name: both.view(2, len(lists), self.runs, self.clients) for name, both in sums.items()}
 
     def _test_blocks(self, lists: tuple[Ragged, ...]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """An order of the rows in which neighbours have about equally many samples, cut into blocks."""
+        """An order of the rows by number of samples, cut into blocks whose rows are padded to the same width as each of
+        them would be alone: the last digits of a matrix product depend on its size."""
         key = tuple(id(samples) for samples in lists)
         if key not in self._blocks:
             data_rows = self.data_rows(*self.everyone)
-            counts = torch.stack([samples.counts[data_rows] for samples in lists]).amax(0)
-            order = torch.argsort(counts * self.data.clients + data_rows, stable=True)
-            width = counts[order].to(torch.float64) * math.prod(self.data.input_shape) + 2 * self.net.size
+            widths = torch.stack([_test_width(samples.counts[data_rows]) for samples in lists]).cpu().numpy()
+            order = np.lexsort(widths)
+            widths = widths[:, order]
+            numbers = widths.max(0) * math.prod(self.data.input_shape) + 2 * self.net.size
             limit = (TEST_BYTES if self.device.type == "cpu" else GPU_TEST_BYTES) / self.data.x.element_size()
-            self._blocks[key] = order, _cut((width.cumsum(0) / limit).floor().cpu().numpy())
+            bounds = _cut(np.stack([*widths, (numbers.cumsum() / limit).astype(np.int64)]))
+            self._blocks[key] = torch.from_numpy(order).to(self.device), bounds
         return self._blocks[key]
 
     @cached_property
@@ -374,9 +382,10 @@ class Simulation:
         row = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
         start = counts.cumsum(0) - counts
         position = torch.arange(len(row), device=self.device) - start[row]
-        keys = stream_keys(0, row.cpu(), TRAIN_LOSS)
+        keys = stream_keys(0, (row % self.clients).cpu(), TRAIN_LOSS)
         drawn = permuted(position.cpu().numpy(), lists.counts[row].cpu().numpy(), keys).astype(np.int64)
-        return Ragged(lists.values[lists.offsets[row] + torch.from_numpy(drawn).to(self.device)], start, counts)
+        place = torch.from_numpy(drawn).to(self.device).where(lists.counts[row] > most, position)
+        return Ragged(lists.values[lists.offsets[row] + place], start, counts)
 
     def evaluate(self, state: State) -> pd.DataFrame:
         """History rows of the current round: one a run and tested model."""
@@ -435,10 +444,16 @@ def _init_seed(seed: int, draw: int, k: int) -> int:
     return seed if draw == k == 0 else int(np.random.SeedSequence([seed, draw, k]).generate_state(1)[0])
 
 
-def _cut(labels: NDArray[Any]) -> list[tuple[int, int]]:
-    """Start and stop of each stretch of equal labels."""
-    edges = np.flatnonzero(np.diff(labels)) + 1
-    return list(zip([0, *edges.tolist()], [*edges.tolist(), len(labels)], strict=True))
+def _cut(labels: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Start and stop of each stretch of equal columns of [labels, columns]."""
+    edges = np.flatnonzero(np.diff(labels).any(0)) + 1
+    return list(pairwise([0, *edges.tolist(), labels.shape[1]]))
+
+
+def _test_width(counts: Tensor) -> Tensor:
+    """Numbers of samples rounded up to a multiple of 8, from 64 on to an eighth of the power of two below."""
+    step = 2 ** (torch.log2(counts.to(torch.float64)).floor() - 3).clamp(min=3)
+    return (torch.ceil(counts / step) * step).to(torch.int64)
 
 
 # --- a round ----------------------------------------------------------------------------------------------------
@@ -579,9 +594,12 @@ class Round:
 
     def average(self, rows: Tensor, weights: str) -> Tensor:
         """Mean over the participants of each run [runs, d]: "uniform", or by number of training "samples"."""
+        if weights == "uniform":
+            everyone = torch.zeros(self.sim.runs, self.count, dtype=torch.int64, device=self.sim.device)
+            return self._sums(rows, everyone, 1).squeeze(1) / self.count
         counts = self.sim.data.train.counts[self.sim.data_rows(self.run, self.client)].view(self.sim.runs, 1, -1)
-        share = self.sim.tensor(counts if weights == "samples" else torch.ones_like(counts))
-        return self._combined(share / share.sum(-1, keepdim=True), rows).squeeze(1)
+        share, uploads = self.sim.tensor(counts) / counts.sum(-1, keepdim=True), self._by_run(rows)
+        return self._each_run(lambda run: torch.bmm(share[run, None], uploads[run, None])).squeeze(1)
 
     def average_by(self, rows: Tensor, members: Tensor, models: Tensor) -> Tensor:
         """Uniform mean of the members of each context [runs, K, d]; ``models`` [runs, K, d] where there are none.
@@ -589,16 +607,24 @@ class Round:
         Args:
             members: context of each participant, int64 [runs, participants].
         """
-        contexts = torch.arange(models.shape[1], device=self.sim.device).view(1, -1, 1)
-        belongs = self.sim.tensor(members.unsqueeze(1) == contexts)
-        size = belongs.sum(-1, keepdim=True)
-        return torch.where(size > 0, self._combined(belongs / size.clamp(min=1), rows), models)
+        size = one_hot(members, models.shape[1]).sum(1).unsqueeze(-1)
+        return torch.where(size > 0, self._sums(rows, members, models.shape[1]) / size.clamp(min=1), models)
 
-    def _combined(self, share: Tensor, rows: Tensor) -> Tensor:
-        uploads = rows.view(self.sim.runs, self.count, -1)
+    def _sums(self, rows: Tensor, groups: Tensor, number: int) -> Tensor:
+        """Sum of the participants of each group [runs, number, d]; ``groups`` int64 [runs, participants]. On a CPU row
+        is added to row: a matrix product's last digits depend on ``number``, and it reads every row for every group."""
+        uploads = self._by_run(rows)
         if self.sim.device.type != "cpu":
-            return torch.bmm(share, uploads)
-        return torch.cat(self.sim.each_run(lambda run: torch.bmm(share[run, None], uploads[run, None])))
+            return torch.bmm(one_hot(groups, number).mT.to(rows.dtype), uploads)
+        return self._each_run(
+            lambda run: rows.new_zeros(1, number, rows.shape[1]).index_add_(1, groups[run], uploads[run, None])
+        )
+
+    def _by_run(self, rows: Tensor) -> Tensor:
+        return rows.view(self.sim.runs, self.count, -1)
+
+    def _each_run(self, call: Callable[[int], Tensor]) -> Tensor:
+        return torch.cat(self.sim.each_run(call))
 
     def lerp_to(self, rows: Tensor, server: Tensor, weight: Tensor) -> None:
         """rows += weight * (server - rows), in place; server [runs, d], weight [runs, 1]."""
@@ -675,8 +701,8 @@ def train(
     specs = [RunSpec(spec.seed, resolve_params(method, spec.params, model, count)) for spec in specs]
     data = _Data(by_seed, settings)
     build = partial(build_model, model, data.input_shape, data.classes, **(model_args or {}))
-    size = sum(parameter.numel() for parameter in build().parameters())
-    groups = _groups(chosen, specs, count * size, settings)
+    size = len(initial_row(build, 0))
+    groups = _groups(chosen, specs, by_seed, count * size, settings)
     parts = []
     with single_threaded_ops(), ThreadPoolExecutor(settings.threads) as executor:
         for number, places in enumerate(groups):
@@ -728,12 +754,21 @@ class _Data:
         return self._moved[key], places
 
 
-def _groups(method: Method, specs: Sequence[RunSpec], numbers: int, settings: Settings) -> list[list[int]]:
+def _width(data: ClientData, settings: Settings) -> int:
+    most = int(data.train.counts.max())
+    most = most if settings.batch_size == "full" else min(most, int(settings.batch_size))
+    return max(2, most)  # a product with one sample is computed in another way where a row is alone in its block
+
+
+def _groups(
+    method: Method, specs: Sequence[RunSpec], by_seed: Mapping[int, ClientData], numbers: int, settings: Settings
+) -> list[list[int]]:
     """Positions of the runs that are batched: equal in what a batch must share, and within the memory budget."""
     shared = [param.name for param in method.parameters if not param.column]
     by_static: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, spec in enumerate(specs):
-        by_static[tuple(spec.params[name] for name in shared)].append(place)
+        alike = (spec.params["l2"] == 0, _width(by_seed[spec.seed], settings))  # or a run's last digits would change
+        by_static[(*alike, *(spec.params[name] for name in shared))].append(place)
     one = 4 * numbers * (8 if settings.dtype == "float64" else 4)  # up to three client states and working memory
     most = max(1, int(settings.memory_gb * 1e9 // one))
     return [places[at : at + most] for places in by_static.values() for at in range(0, len(places), most)]

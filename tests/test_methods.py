@@ -97,7 +97,7 @@ def task_for(
         if batch_size == "full":
             return [train[client]] * steps
         keys = stream_keys(np.array([seed]), np.array([client]), purpose)
-        streams = Streams.sampled(data.train, torch.tensor([client]), keys, first, steps, batch_size)
+        streams = Streams.sampled(data.train, torch.tensor([client]), keys, first, steps, batch_size, batch_size)
         real = streams.weight[0].flatten() > 0
         return [streams.index[0, step][real] for step in range(steps)]
 

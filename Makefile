@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/installed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: env run test lint config
+.PHONY: env run test lint config bench
 
 env: $(STAMP)
 
@@ -37,3 +37,7 @@ lint: env
 # Writes config/config.yaml, config/schema.json and the tables of config/README.md from the types.
 config: env
 	python -m cgpfl.reference config
+
+# Gradient steps per second beside the usual way, where a run's time goes, and how it scales (about 20 minutes).
+bench: env
+	python benchmarks/bench.py

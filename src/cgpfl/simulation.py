@@ -13,12 +13,13 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,9 +89,9 @@ class Settings:
             _whole("batch_size", self.batch_size, "a whole number of 1 or more, or 'full'")
         if self.train_loss_samples is not None:
             _whole("train_loss_samples", self.train_loss_samples)
-        if not 0 < self.participation <= 1:
+        if not _number(self.participation) or not 0 < self.participation <= 1:
             raise UserError(f"participation: {self.participation!r} given, valid is a number above 0 and at most 1")
-        if self.memory_gb <= 0:
+        if not _number(self.memory_gb) or not self.memory_gb > 0:
             raise UserError(f"memory_gb: {self.memory_gb!r} given, valid is a number above 0")
         if self.dtype not in DTYPES:
             raise UserError(f"dtype: {self.dtype!r} given, valid are {', '.join(DTYPES)}")
@@ -106,6 +107,10 @@ class Settings:
         raise UserError(
             f"device: {self.device!r} given, valid here are auto, cpu" + ", cuda" * torch.cuda.is_available()
         )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _whole(key: str, value: Any, valid: str = "a whole number of 1 or more") -> None:
@@ -693,6 +698,9 @@ def train(
     chosen = method_named(method)
     if not specs:
         raise UserError("specs: the list of runs is empty")
+    for spec in specs:
+        if not isinstance(spec.seed, Integral) or isinstance(spec.seed, bool) or not 0 <= spec.seed < 2**63:
+            raise UserError(f"seeds: {spec.seed!r} given, valid are whole numbers of 0 or more")
     by_seed = clients if isinstance(clients, Mapping) else {spec.seed: clients for spec in specs}
     missing = [spec.seed for spec in specs if spec.seed not in by_seed]
     if missing:
@@ -952,7 +960,7 @@ def simulate(
     model: str = "mlr",
     method: str = "fedavg",
     rounds: int = 1,
-    seeds: Sequence[int] = (0,),
+    seeds: int | Sequence[int] = (0,),
     params: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
@@ -969,7 +977,9 @@ def simulate(
     Raises:
         UserError: for settings, parameters or data that do not fit together, before anything is trained.
     """
-    seeds = [seeds] if isinstance(seeds, int) else list(seeds)
+    seeds = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    if not seeds:
+        raise UserError("seeds: the list is empty; at least one whole number is needed")
     specs = [RunSpec(seed, point) for point in combinations(params or {}) for seed in seeds]
     return train(clients, model, method, specs, rounds=rounds, keep_state=True, **settings)
 
@@ -978,8 +988,8 @@ def combinations(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All points of the grid that the list-valued entries span, in the order given."""
     points: list[dict[str, Any]] = [{}]
     for name, value in params.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        if not values:
+        values = value if isinstance(value, list | tuple | np.ndarray) else [value]
+        if len(values) == 0:
             raise UserError(f"params.{name}: the list of values is empty")
         points = [{**point, name: one} for point in points for one in values]
     return points

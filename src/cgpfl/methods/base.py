@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -44,7 +45,7 @@ class Param:
         """``value`` if valid, as int, float or str."""
         if isinstance(value, str) and value in self.choices:
             return value
-        number = isinstance(value, int | float) and not isinstance(value, bool) and self.low is not None
+        number = isinstance(value, Real) and not isinstance(value, bool) and self.low is not None
         if number and self.whole:
             number = float(value).is_integer()
         if not number or not self._inside(value):

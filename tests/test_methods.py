@@ -327,6 +327,20 @@ def test_ifca_with_one_context_is_fedavg_with_uniform_weights():
     assert_same_history(ours, theirs, {"context": "global"}, exactly=False)
 
 
+def test_restarts_of_ifca_start_from_the_models_of_lowest_training_loss():
+    """Sets of models are drawn in a fixed order, so more of them can only be better."""
+    task = task_for(data_of("dnn")[0], "dnn", 0, "full", 1.0, STEPS, 1)
+    nothing = {"local_steps": 1, "lr": 1e-12, "contexts": 2}
+    found: list[float] = []
+    for restarts in (1, 2, 4, 8, 16):
+        initial = simulated("ifca", params={**nothing, "restarts": restarts}, rounds=1, seeds=[0]).initial[0]
+        given = reference.Task(**task, initial=initial)
+        nearest = [min(float(reference.loss(given, w, samples)) for w in initial) for samples in given.train]
+        found.append(sum(nearest) / len(nearest))
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0]
+
+
 @pytest.mark.parametrize("variant", ["hf", "fo"])
 def test_perfedavg_without_adaptation_is_fedavg_with_uniform_weights(variant):
     params = {"adapt_lr": 0.0, "meta_lr": 0.1, "variant": variant}

@@ -354,3 +354,31 @@ def test_partitions_of_other_sizes_cannot_be_stacked(other):
     with pytest.raises(UserError) as raised:
         ClientData.stack([ClientData.from_arrays([arrays()]), ClientData.from_arrays(other)])
     assert_one_sentence(raised.value, "clients")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"train": [np.array([True, False, True])]}, "positions"),
+        ({"train": [np.array([0.0, 1.5])]}, "positions"),
+        ({"y": np.array([0, 1])}, "one label a sample"),
+        ({"y": np.array([[0], [1], [0], [1]])}, "one whole number a sample"),
+        ({"y": np.array([0.5, 1.5, 0.5, 1.5])}, "fractions"),
+        ({"y": np.array(["a", "b", "a", "b"])}, "expected numbers"),
+        ({"x": np.array([1.0, 2.0, 3.0, 4.0])}, "has shape"),
+        ({"x": np.array([[np.nan], [0.0], [0.0], [0.0]])}, "finite"),
+        ({"contexts": [0.5]}, "fractions"),
+        ({"contexts": [10**7]}, "contexts"),
+    ],
+)
+def test_pools_that_would_be_misread_are_refused(change, named):
+    given = {"x": np.ones((4, 1)), "y": np.array([0, 1, 0, 1]), "train": [[0, 1]], "test": [[2, 3]]} | change
+    with pytest.raises(UserError, match=named):
+        ClientData.from_pool(**given)
+
+
+def test_views_foreign_byte_orders_and_read_only_arrays_are_taken():
+    x = np.arange(8, dtype=">f8").reshape(4, 2)[::-1]
+    x.setflags(write=False)
+    data = ClientData.from_pool(x, np.array([0, 1, 0, 1], dtype=np.uint32), [[0, 1]], [[2, 3]])
+    assert data.x.tolist() == [[6, 7], [4, 5], [2, 3], [0, 1]]

@@ -293,3 +293,21 @@ def test_a_gradient_survives_a_change_of_the_model_that_adding_it_makes():
     rows.flat.zero_()
     net.add(rows, gradient)
     torch.testing.assert_close(rows.flat, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "named"),
+    [
+        ("dnn", {"hidden": 0}, "hidden"),
+        ("dnn", {"hidden": "1e2"}, "hidden"),
+        ("dnn", {"hidden": 1.5}, "hidden"),
+        ("dnn", {"hiden": 3}, "'hiden' is unknown; valid are hidden"),
+        ("mlr", {"hidden": 3}, "valid are no settings"),
+        ("cnn", {"channels": [6]}, "channels"),
+        ("cnn", {"channels": [0, 6]}, "channels"),
+        ("cnn", {"hidden": 0}, "hidden"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(model, sizes, named):
+    with pytest.raises(cgpfl.UserError, match=named):
+        cgpfl.build_model(model, (3, 32, 32), 10, **sizes)

@@ -32,7 +32,11 @@ class Ragged:
 
     @classmethod
     def of(cls, lists: Sequence[Any]) -> Ragged:
-        arrays = [np.asarray(items, dtype=np.int64).reshape(-1) for items in lists]
+        arrays = [np.asarray(items).reshape(-1) for items in lists]
+        for place, array in enumerate(arrays):
+            if len(array) and array.dtype.kind not in "iu":
+                raise UserError(f"clients[{place}]: sample positions of type {array.dtype}; they must be whole numbers")
+        arrays = [array.astype(np.int64) for array in arrays]
         counts = torch.tensor([len(items) for items in arrays], dtype=torch.int64)
         values = torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0, dtype=torch.int64)
         return cls(values, counts.cumsum(0) - counts, counts)
@@ -116,10 +120,9 @@ class ClientData:
         Raises:
             UserError: for an empty client, a position outside the pool, or a label outside 0..classes-1.
         """
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
-        if not x.is_floating_point():
-            x = x.to(torch.float32)
-        y = y.to(torch.int64)
+        x, y = _samples("x", x), _whole_numbers("y", y)
+        if y.shape != x.shape[:1]:
+            raise UserError(f"y has shape {tuple(y.shape)} for {len(x)} samples; expected one label a sample")
         if len(train) != len(test) or not len(train):
             raise UserError(f"clients: {len(train)} training and {len(test)} test lists; give one of each a client")
         for name, lists in (("train", train), ("test", test)):
@@ -130,6 +133,8 @@ class ClientData:
         used = torch.cat([train_lists.values, test_lists.values])
         if int(used.min()) < 0 or int(used.max()) >= len(x):
             raise UserError(f"clients: a sample position lies outside the pool of {len(x)} samples")
+        if not bool(torch.isfinite(x[used]).all()):
+            raise UserError("clients: samples hold NaN or infinite numbers; all must be finite")
         labels = y[used]
         classes = int(labels.max()) + 1 if classes is None else classes
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
@@ -137,12 +142,21 @@ class ClientData:
                 f"clients: labels run from {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}"
             )
         if contexts is not None:
-            contexts = torch.as_tensor(np.asarray(contexts)).to(torch.int64)
+            contexts = _whole_numbers("contexts", contexts)
             if contexts.shape != (len(train),):
                 raise UserError(f"contexts: {tuple(contexts.shape)} given, expected one a client ({len(train)},)")
-            if int(contexts.min()) < 0:
-                raise UserError(f"contexts: {int(contexts.min())} given, expected whole numbers of 0 or more")
+            low, high, most = int(contexts.min()), int(contexts.max()), max(1000, len(train))
+            if low < 0 or high >= most:
+                raise UserError(
+                    f"contexts: {low if low < 0 else high} given, expected whole numbers from 0 to {most - 1}"
+                )
         return cls(x, y, train_lists, test_lists, max(classes, 2), contexts)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that the clients are made of."""
+        lists = (self.train.values, self.train.counts, self.test.values, self.test.counts)
+        return (self.x, self.y, *lists) if self.contexts is None else (self.x, self.y, *lists, self.contexts)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
         """The same clients with samples of the given type on the given device."""
@@ -176,15 +190,52 @@ class ClientData:
 
 
 def _checked(client: int, x: Any, y: Any, split: str) -> tuple[Tensor, Tensor]:
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    if len(x) != len(y) or y.ndim != 1:
+    x = _samples(f"clients[{client}]: x_{split}", x)
+    y = _whole_numbers(f"clients[{client}]: y_{split}", y)
+    if y.shape != x.shape[:1]:
         raise UserError(
             f"clients[{client}]: x_{split} has {len(x)} samples and y_{split} has shape {tuple(y.shape)}; "
             "expected one label a sample"
         )
-    if y.is_floating_point() and not bool((y == y.round()).all()):
-        raise UserError(f"clients[{client}]: y_{split} holds fractions; labels must be whole numbers 0..C-1")
-    return (x if x.is_floating_point() else x.to(torch.float32)), y.to(torch.int64)
+    return x, y
+
+
+def _as_tensor(name: str, values: Any) -> Tensor:
+    """A tensor of numbers, detached, from anything that numpy understands."""
+    if isinstance(values, Tensor):
+        tensor = values.detach() if values.requires_grad else values  # a shared pool stays the same object
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            raise UserError(f"{name}: values of type {array.dtype}; expected numbers")
+        wide = array.dtype.kind == "u" and array.dtype.itemsize > 1  # hardly any operation of torch takes these
+        array = np.ascontiguousarray(array, dtype=np.int64 if wide else array.dtype.newbyteorder("="))
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if tensor.is_complex() or tensor.ndim == 0:
+        raise UserError(
+            f"{name}: a {'complex array' if tensor.ndim else 'single number'}; expected an array of numbers"
+        )
+    return tensor
+
+
+def _samples(name: str, values: Any) -> Tensor:
+    """Samples [n, ...] of floating point numbers."""
+    x = _as_tensor(name, values)
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise UserError(
+            f"{name} has shape {tuple(x.shape)}; expected [samples, features] or [samples, height, width, ...]"
+        )
+    return x if x.is_floating_point() else x.to(torch.float32)
+
+
+def _whole_numbers(name: str, values: Any) -> Tensor:
+    """Whole numbers [n] as int64."""
+    y = _as_tensor(name, values)
+    if y.ndim != 1:
+        raise UserError(f"{name} has shape {tuple(y.shape)}; expected one whole number a sample")
+    if y.is_floating_point() and not bool((torch.isfinite(y) & (y == y.round()) & (y.abs() < 2**53)).all()):
+        raise UserError(f"{name} holds fractions; expected whole numbers")
+    return y.to(torch.int64)
 
 
 def _joined(parts: Sequence[Ragged], shifts: Sequence[int]) -> Ragged:

@@ -12,6 +12,7 @@ rows at once, [rows, d]; each row sees its own minibatch. Two forms of the same 
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -36,8 +37,7 @@ def mlr(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def dnn(input_shape: tuple[int, ...], classes: int, hidden: int = 128) -> nn.Module:
     """One hidden layer of ``hidden`` ReLU units (paper, section 5.1)."""
-    if hidden < 1:
-        raise UserError(f"hidden: {hidden} given, expected 1 or more units")
+    _check_sizes("hidden", hidden)
     return nn.Sequential(nn.Flatten(), nn.Linear(_size(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
@@ -50,6 +50,10 @@ def cnn(input_shape: tuple[int, ...], classes: int, channels: Sequence[int] = (6
         raise UserError(
             f"model cnn: input shape {tuple(input_shape)}; expected (channels, height, width) with sides of 16 or more"
         )
+    _check_sizes("hidden", hidden)
+    if not isinstance(channels, list | tuple) or len(channels) != 2:
+        raise UserError(f"channels: {channels!r} given, valid are two whole numbers of 1 or more")
+    _check_sizes("channels", *channels)
     first, second = channels
     return nn.Sequential(
         nn.Unflatten(1, (1, shape[1])) if len(input_shape) == 2 else nn.Identity(),
@@ -64,6 +68,12 @@ def cnn(input_shape: tuple[int, ...], classes: int, channels: Sequence[int] = (6
         nn.ReLU(),
         nn.Linear(hidden, classes),
     )
+
+
+def _check_sizes(name: str, *sizes: Any) -> None:
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 20:
+            raise UserError(f"{name}: {size!r} given, valid is a whole number from 1 to {1 << 20}")
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlr": mlr, "dnn": dnn, "cnn": cnn}
@@ -88,10 +98,11 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, **kwargs: A
     """
     if name not in MODELS:
         raise UserError(f"model: {name!r} is unknown; valid are {', '.join(MODELS)}")
-    try:
-        return MODELS[name](tuple(input_shape), classes, **kwargs)
-    except TypeError as error:
-        raise UserError(f"model {name}: {error}") from None
+    valid = list(inspect.signature(MODELS[name]).parameters)[2:]
+    for key in kwargs:
+        if key not in valid:
+            raise UserError(f"model {name}: {key!r} is unknown; valid are {', '.join(valid) or 'no settings'}")
+    return MODELS[name](tuple(input_shape), classes, **kwargs)
 
 
 def initial_row(build: Callable[[], nn.Module], seed: int) -> Tensor:

@@ -710,6 +710,7 @@ def train(
     data = _Data(by_seed, settings)
     build = partial(build_model, model, data.input_shape, data.classes, **(model_args or {}))
     size = len(initial_row(build, 0))
+    what = "" if checkpoint is None else f"{model} {model_args} {path} {data.digest}"
     groups = _groups(chosen, specs, by_seed, count * size, settings)
     parts = []
     with single_threaded_ops(), ThreadPoolExecutor(settings.threads) as executor:
@@ -718,7 +719,7 @@ def train(
             stacked, partition = data.of([spec.seed for spec in group])
             sim = Simulation(chosen, group, stacked, partition, build, settings, executor)
             report = None if progress is None else partial(_offset, progress, number, len(groups))
-            result = _run(sim, keep_state, report, checkpoint, f"{model} {model_args} {data.digest}")
+            result = _run(sim, keep_state, report, checkpoint, what)
             result.runs.insert(1, "spec", places)
             if on_runs is not None:
                 on_runs(result)
@@ -744,9 +745,12 @@ class _Data:
 
     @property
     def digest(self) -> str:
-        """Enough to notice other data in a checkpoint."""
-        sums = [(part.clients, len(part.x), int(part.train.values.sum())) for part in self.by_seed.values()]
-        return hashlib.sha256(repr(sums).encode()).hexdigest()[:16]
+        """A hash of all samples, labels and lists, so that a checkpoint is not resumed on other data."""
+        sha = hashlib.sha256()
+        tensors = [t for part in self.by_seed.values() for t in part.tensors]
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
+            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return sha.hexdigest()
 
     def of(self, seeds: Sequence[int]) -> tuple[ClientData, list[int]]:
         """Stacked data of the given runs' seeds, and which part of it each run has."""
@@ -850,7 +854,7 @@ class _Checkpoint:
             kept = torch.load(self.path, map_location=self.sim.device, weights_only=False)
         except Exception:  # half a file from a full disk, say: train from the start
             return 0
-        if kept["signature"] != self.signature:
+        if not isinstance(kept, dict) or kept.get("signature") != self.signature or set(kept["state"]) != set(state):
             return 0
         for name, value in kept["state"].items():
             state[name].copy_(value)

@@ -91,7 +91,8 @@ class Training:
 
         Args:
             store: where runs are kept. threads: of this process that train.
-            checkpoint: a file from which a killed batch of runs is taken up again.
+            checkpoint: a file from which a killed batch of runs is taken up again; the keys of the missing runs are
+                added to its name, and what is left of other runs under that name is removed.
             on_stored: called with the keys of each batch of runs as soon as the store has them.
             progress: called after each evaluation with rounds done, rounds in all, and accuracy.
         """
@@ -99,6 +100,11 @@ class Training:
         if not missing:
             return 0
         runs = [self.job.runs[self.keys.index(key)] for key in missing]
+        if checkpoint is not None:
+            own = checkpoint.with_stem(f"{checkpoint.stem}-{results.content_key({'runs': missing})}")
+            for other in set(checkpoint.parent.glob(f"{checkpoint.stem}-*{checkpoint.suffix}")) - {own}:
+                other.unlink(missing_ok=True)
+            checkpoint = own
         made = {**_origin(), "device": self.settings["device"], "threads": threads}
 
         def keep(result: simulation.Result) -> None:

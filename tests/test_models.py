@@ -309,5 +309,5 @@ def test_a_gradient_survives_a_change_of_the_model_that_adding_it_makes():
     ],
 )
 def test_sizes_that_cannot_be_are_refused(model, sizes, named):
-    with pytest.raises(cgpfl.UserError, match=named):
-        cgpfl.build_model(model, (3, 32, 32), 10, **sizes)
+    with pytest.raises(UserError, match=named):
+        build_model(model, (3, 32, 32), 10, **sizes)

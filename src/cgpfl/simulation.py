@@ -353,7 +353,7 @@ class Simulation:
                     best = logits.max(1)
                     right = (best.indices == y) & torch.isfinite(best.values) & real
                     sums[name][0, place, rows] = right.sum(1).to(torch.float64)
-                    sums[name][1, place, rows] = losses.to(torch.float64).where(real, 0).cumsum(1)[:, -1]
+                    sums[name][1, place, rows] = losses.to(torch.float64).where(real, 0).sum(1)
 
         self.map(test, bounds)
         return {name: both.view(2, len(lists), self.runs, self.clients) for name, both in sums.items()}

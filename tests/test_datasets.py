@@ -622,6 +622,10 @@ OK_Y = [0, 0, 1, 1]
         ({"x": OK_X, "y": np.eye(4)}, r"y has shape \(4, 4\)"),
         ({"x": OK_X, "y": [0, 0, 0.5, 1]}, "y has type float64; labels must be whole numbers or strings"),
         ({"x": OK_X, "y": [0, 0, np.nan, 1]}, "y has type float64"),
+        ({"x": OK_X, "y": [0, 0, np.inf, np.inf]}, r"y holds inf; numbers must lie between -2\*\*63 and 2\*\*63"),
+        ({"x": OK_X, "y": [0, 0, -1e300, -1e300]}, r"y holds -1e\+300; numbers"),
+        ({"x": OK_X, "y": OK_Y, "client": [0, 0, 2.0**63, 0]}, r"client holds 9\.22337e\+18; numbers"),
+        ({"x": OK_X, "y": [b"\xff", b"a", b"a", b"\xff"]}, r"y holds b'\\xff', which is no UTF-8 text"),
         ({"x": OK_X, "y": [0, 0, 0, 0]}, "all samples are of class '0'"),
         ({"x": OK_X, "y": [0, 0, 0, 4]}, r"too few have '4' \(1\)"),
         ({"x": OK_X, "y": OK_Y, "client": [0, 1]}, r"client has shape \(2,\)"),
@@ -647,7 +651,7 @@ def test_other_files_are_no_npz(tmp_path):
     with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
         archive.writestr("x.npy", b"nonsense")
         archive.writestr("y.npy", b"nonsense")
-    with pytest.raises(UserError, match=r"x has shape \(\)"):
+    with pytest.raises(UserError, match=r"z\.npz cannot be read as an \.npz file \(x in it is no array\)"):
         ds.prepare("my", tmp_path / "out.npz", kind="npz", path=tmp_path / "z.npz")
 
 

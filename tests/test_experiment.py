@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,7 +103,52 @@ def test_a_job_survives_the_way_through_plain_values():
 
 
 WRONG = {
-    "rounds": ({"training": {"rounds": 0}}, r"training.rounds is 0; valid is a whole number \(at least 1\)"),
+    "rounds": (
+        {"training": {"rounds": 0}},
+        r"training.rounds is 0; valid is a whole number \(at least 1 and at most 10+",
+    ),
+    "many rounds": ({"training": {"rounds": 10**10}}, r"training.rounds is 10+; .* at most 1000000000\)"),
+    "many steps": ({"params": {"local_steps": 10**400}}, r"params.local_steps: 10+ given, .* at most 1000000000$"),
+    "memory": ({"training": {"memory_gb": float("inf")}}, r"training.memory_gb is Infinity; valid is a number"),
+    "below 0": ({"seeds": [0, -1]}, r"seeds\[1\] is -1; .* \(at least 0 and at most 9223372036854775807\)"),
+    "large seed": ({"seeds": [2**70]}, r"seeds\[0\] is 1180591620717411303424; .* at most 9223372036854775807\)"),
+    "seeds as text": ({"seeds": "0"}, 'seeds is "0"; valid is a list that is not empty'),
+    "rounds as text": ({"training": {"rounds": "0"}}, 'rounds is "0"; valid is a whole number'),
+    "small as text": ({"params": {"lr": "1e-12"}}, r"write 0\.000000000001\)"),
+    "tiny as text": ({"params": {"lr": "1.5e-30"}}, r"write 1\.5e-30\)"),
+    "zero as text": ({"params": {"lr": "0"}}, "params.lr: '0' given, valid is a number above 0$"),
+    "nan as text": ({"params": {"lr": "nan"}}, "valid is a number above 0$"),
+    "key of a number": ({"params": {5: 1}}, "params has the key 5; valid is text"),
+    "keys of numbers": ({"methods": [{"cgpfl": {5: 1}}]}, r"methods\[0\].cgpfl has the key 5; valid is text"),
+    "no values": ({"methods": [{"cgpfl": {"contexts": []}}]}, r"methods\[0\].cgpfl.contexts is \[\]; .* not empty"),
+    "nothing to sweep": (
+        {"sweeps": {"lam": {"methods": ["pfedme"], "values": []}}},
+        r"sweeps.lam.values is \[\]; valid is a list that is not empty",
+    ),
+    "a sweep's entry without values": (
+        {"sweeps": {"lam": {"methods": [{"cgpfl": {"contexts": []}}], "values": [1]}}},
+        r"sweeps.lam.methods\[0\].cgpfl.contexts is \[\]",
+    ),
+    "unknown pair": (
+        {"sweeps": {"lam": {"methods": ["pfedme"], "values": {"digits/mlr": [1], "zzz/mlr": [1]}}}},
+        "sweeps.lam.values: 'zzz/mlr' is no dataset/model; valid are digits/mlr",
+    ),
+    "a method twice": (
+        {"methods": [{"cgpfl": {"contexts": 4}}, {"cgpfl": {"contexts": 4}}]},
+        "methods: {'cgpfl': {'contexts': 4}} stands there twice",
+    ),
+    "a swept method twice": (
+        {"sweeps": {"lam": {"methods": ["pfedme", "pfedme"], "values": [1]}}},
+        "sweeps.lam.methods: 'pfedme' stands there twice",
+    ),
+    "archives": ({"data": {"archive_dir": "no/such"}}, "data.archive_dir is 'no/such'; there is no such folder"),
+    "empty path": ({"datasets": [{"name": "a", "kind": "npz", "path": ""}]}, r'path is ""; valid is text that is not'),
+    "folder for a file": ({"datasets": [{"name": "a", "kind": "npz", "path": "."}]}, "path '.', a folder; valid is"),
+    "too many clients": (
+        {"partition": {"clients": 500}},
+        "clients is 500; with 4 .* valid is 1 to 449 .*1797 .* digits",
+    ),
+    "too large clients": ({"partition": {"min_samples": 90}}, "clients is 40; with 90 .* valid is 1 to 19 for"),
     "fraction": ({"training": {"participation": 1.5}}, r"participation is 1.5; .* \(above 0 and at most 1\)"),
     "section": ({"training": {"lr": 0}}, r"training.lr: unknown key; valid are rounds, batch_size"),
     "key": ({"dataset": "x"}, "dataset: unknown key; valid are name, .*Did you mean datasets"),
@@ -148,7 +194,7 @@ WRONG = {
     ),
     "sweep of nothing": (
         {"sweeps": {"lam": {"methods": ["fedavg"], "values": [1]}}},
-        "sweeps.fedavg.lam: unknown parameter",
+        r"sweeps.lam.methods\[0\].fedavg.lam: unknown parameter",
     ),
     "pair": (
         {"sweeps": {"lam": {"methods": ["pfedme"], "values": {"mnist/mlr": [1]}}}},
@@ -172,7 +218,28 @@ def test_a_mistake_ends_in_one_sentence_with_the_key_and_what_is_valid(changes, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("config", [None, [1], "text", {}])
+def test_models_of_your_own_data_are_checked_before_it_is_read(tmp_path):
+    (tmp_path / "a.npz").touch()
+    own = {"datasets": [{"name": "a", "kind": "npz", "path": str(tmp_path / "a.npz")}], "sweeps": {}}
+    load(small(**own, models=["mlr", {"cnn": {"hidden": 10**6}}]))
+    with pytest.raises(UserError, match=r"models\[0\] on a: .*hiden"):
+        load(small(**own, models=[{"cnn": {"hiden": 3}}]))
+
+
+@pytest.mark.parametrize(("gpus", "here"), [(0, "auto and cpu"), (1, "auto, cpu, cuda and cuda:0")])
+def test_a_gpu_that_is_not_there_is_an_error_before_any_job(gpus, here, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(UserError, match=f"training.device is 'cuda:1'; valid on this machine are {here}"):
+        load(small(training={"device": "cuda:1"}))
+
+
+def test_values_may_stand_there_for_pairs_that_are_left_out():
+    values = {"digits/mlr": [1], "mnist/dnn": [2]}
+    load(small(sweeps={"lam": {"methods": ["pfedme"], "values": values}}))
+
+
+@pytest.mark.parametrize("config", [None, [1], "text", {}, {5: 1}, {True: {}}])
 def test_what_is_no_configuration_is_refused(config):
     with pytest.raises(UserError):
         load(config)

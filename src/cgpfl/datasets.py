@@ -203,7 +203,7 @@ def prepare(
     source = Source(
         name=name,
         path=None if path is None else Path(path),
-        archive_dir=_archive_folder(archive_dir),
+        archive_dir=archive_folder(archive_dir),
         downloads=Path(out).parent / "archives" / name,
         network=Network() if network is None else network,
     )
@@ -317,7 +317,12 @@ def check_source(name: str, kind: str, path: Path | None) -> None:
         raise UserError(f"dataset name {name!r} must consist of letters, digits, '.', '_' and '-'.")
 
 
-def _archive_folder(archive_dir: Path | None) -> Path | None:
+def archive_folder(archive_dir: Path | str | None) -> Path | None:
+    """The folder to look for published files in: the given one, or the one that CGPFL_ARCHIVES names, or None.
+
+    Raises:
+        UserError: if there is no such folder.
+    """
     key: str = "data.archive_dir"
     given: Path | str | None = archive_dir
     if given is None:
@@ -376,9 +381,14 @@ def _encode(name: str, key: str, values: Array, samples: int) -> tuple[Ints, tup
     if values.shape != (samples,):
         raise UserError(f"{name}: {key} has shape {values.shape}; it must be ({samples},), one label a sample.")
     if values.dtype.kind == "f" and np.array_equal(values, np.round(values)):
+        if (far := np.abs(values) >= 2.0**63).any():
+            raise UserError(f"{name}: {key} holds {values[far][0]:g}; numbers must lie between -2**63 and 2**63.")
         values = values.astype(np.int64)
     if values.dtype.kind == "S":
-        values = np.char.decode(values, "utf-8")
+        try:
+            values = np.char.decode(values, "utf-8")
+        except UnicodeDecodeError as problem:
+            raise UserError(f"{name}: {key} holds {problem.object!r}, which is no UTF-8 text.") from None
     if values.dtype.kind not in "buiU":
         raise UserError(f"{name}: {key} has type {values.dtype}; labels must be whole numbers or strings.")
     found, codes = np.unique(values, return_inverse=True)
@@ -812,11 +822,14 @@ def _npz(source: Source) -> Dataset:
                     f"{source.path} holds the arrays {', '.join(data)}; valid are x and y, and optionally client."
                 )
             arrays = dict(data)
-    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as problem:
+    except (OSError, ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile) as problem:
         reason = (
             "arrays of Python objects: make strings type str_ and lists arrays"
             if "allow_pickle" in str(problem)
             else problem
         )
         raise UserError(f"{source.path} cannot be read as an .npz file ({reason}).") from problem
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy hands over what is no array as bytes
+            raise UserError(f"{source.path} cannot be read as an .npz file ({key} in it is no array).")
     return make_dataset(source.name, arrays["x"], arrays["y"], client=arrays.get("client"))

@@ -30,13 +30,21 @@ import cgpfl
 from cgpfl import datasets, models
 from cgpfl import partition as partitions
 from cgpfl.errors import UserError
+from cgpfl.methods.base import MOST, number_in
 
 Scalar = bool | int | float | str
 Params = dict[str, Any]
-AtLeast1 = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Place = Annotated[str, Field(min_length=1)]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-PUBLISHED = {"digits": (8, 8), "mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (3, 32, 32)}
-"""Datasets of ten classes whose samples have a shape that is known before they are there."""
+PUBLISHED = {
+    "digits": ((8, 8), 1797),
+    "mnist": ((28, 28), 60_000),
+    "fashion_mnist": ((28, 28), 60_000),
+    "cifar10": ((3, 32, 32), 60_000),
+}
+"""Datasets of ten classes whose samples' shape and number (in the pool) are known before they are there."""
 TABLE1 = "table1"
 """The part of an experiment that `methods` describes; the other parts are its sweeps, by the parameter they vary."""
 
@@ -44,7 +52,7 @@ TABLE1 = "table1"
 class Section(BaseModel):
     """A part of the configuration: unknown keys and values of another type are errors, nothing is converted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Dataset(Section):
@@ -52,7 +60,7 @@ class Dataset(Section):
 
     name: str = Field(pattern=NAME, description="name in results, tables and figures")
     kind: str = Field(description="a published dataset, or image_folder or npz for your own")
-    path: str | None = Field(None, description="the folder, .zip or .npz file of your own data")
+    path: Place | None = Field(None, description="the folder, .zip or .npz file of your own data")
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +97,7 @@ class Entry(Section):
 class Data(Section):
     """How public datasets are fetched."""
 
-    archive_dir: str | None = Field(
+    archive_dir: Place | None = Field(
         None,
         description="folder with the datasets' archives, searched before any mirror is asked; the environment "
         "variable CGPFL_ARCHIVES names one too",
@@ -99,25 +107,23 @@ class Data(Section):
 class Partition(Section):
     """How a dataset's samples become clients."""
 
-    clients: int = Field(40, ge=1, description="number of clients, N")
+    clients: Count = Field(40, description="number of clients, N")
     scheme: Literal["cyclic", "random", "contexts", "dirichlet", "iid", "shards"] = Field(
         "cyclic",
         description="cyclic: client u holds classes u, u+1, ...; random: random classes; contexts: groups of clients "
         "share classes; dirichlet: label skew; iid; shards: shards of the samples sorted by class",
     )
     test_fraction: float = Field(0.25, gt=0, lt=1, description="share of a client's samples that is for testing")
-    classes_per_client: AtLeast1 | None = Field(
-        None, description="(cyclic, random) classes of a client; 3 if not given"
-    )
-    groups: AtLeast1 | list[list[int]] | None = Field(
+    classes_per_client: Count | None = Field(None, description="(cyclic, random) classes of a client; 3 if not given")
+    groups: Count | list[list[int]] | None = Field(
         None, description="(contexts) how many groups, or the classes of each"
     )
     concentration: Annotated[float, Field(gt=0)] | None = Field(
         None, description="(dirichlet) small: few classes a client; 0.5 if not given"
     )
-    shards_per_client: AtLeast1 | None = Field(None, description="(shards) shards of a client; 2 if not given")
-    min_samples: AtLeast1 | None = Field(None, description="fewest samples of a client, training and test")
-    max_samples: AtLeast1 | None = Field(None, description="most samples of a client; no limit if not given")
+    shards_per_client: Count | None = Field(None, description="(shards) shards of a client; 2 if not given")
+    min_samples: Count | None = Field(None, description="fewest samples of a client, training and test")
+    max_samples: Count | None = Field(None, description="most samples of a client; no limit if not given")
     size_sigma: Annotated[float, Field(ge=0)] | None = Field(
         None,
         description="(cyclic, random, contexts, iid) spread of sizes: lognormal(0, size_sigma), scaled to the pool; "
@@ -134,23 +140,26 @@ class Partition(Section):
 class Training(Section):
     """How every method is trained and tested."""
 
-    rounds: int = Field(200, ge=1, description="communication rounds, T")
-    batch_size: AtLeast1 | Literal["full"] = Field(
+    rounds: Count = Field(200, description="communication rounds, T")
+    batch_size: Count | Literal["full"] = Field(
         20,
         description="samples of a minibatch, or full; a client with fewer uses all it has",
     )
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
-    eval_every: int = Field(5, ge=1, description="test every so many rounds, and after the last")
-    train_loss_samples: AtLeast1 | None = Field(
+    eval_every: Count = Field(5, description="test every so many rounds, and after the last")
+    train_loss_samples: Count | None = Field(
         None, description="training samples of a client for the train loss; null all"
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="arithmetic")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto (a GPU if there is one), cpu, cuda or cuda:1"
     )
-    threads: int = Field(2, ge=1, description="threads of one training job; as many jobs run as the cores allow")
+    threads: Count = Field(2, description="threads of one training job; as many jobs run as the cores allow")
     memory_gb: float = Field(
-        4.0, gt=0, description="memory for one training job; sets how much is worked on at once, never the result"
+        4.0,
+        gt=0,
+        le=10**6,
+        description="memory for one training job; sets how much is worked on at once, never the result",
     )
 
     @property
@@ -168,7 +177,7 @@ class Sweep(Section):
     """Runs that differ in one parameter."""
 
     methods: list[Entry] = Field(min_length=1, description="the methods, as under `methods`")
-    values: list[Scalar] | dict[str, list[Scalar]] = Field(
+    values: Annotated[list[Scalar], Field(min_length=1)] | dict[str, list[Scalar]] = Field(
         description="the parameter's values, or values by dataset and model: {mnist/mlr: [11, 12]}"
     )
 
@@ -216,7 +225,7 @@ class Experiment(Section):
     """Everything that an experiment's results depend on, and the name they are kept under."""
 
     name: str = Field(pattern=NAME, description="results go to results/<name>/")
-    seeds: list[int] = Field(
+    seeds: list[Seed] = Field(
         [0, 1, 2, 3, 4],
         min_length=1,
         description="a seed sets the partition, the initial weights and the minibatches",
@@ -369,11 +378,13 @@ def load(config: Any) -> Experiment:
     Raises UserError, one sentence with the key, its value and what would be valid, for an unknown or missing key, a
     value of the wrong type or out of range, and for combinations that cannot be.
     """
+    _check_keys(config, "")
     try:
         experiment = Experiment.model_validate(config)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
     _check_names(experiment)
+    _check_machine(experiment)
     _check_params(experiment)
     _check_partition(experiment)
     return experiment
@@ -388,37 +399,83 @@ def typed(value: Any) -> Any:
     return yaml.safe_load(value) if isinstance(value, str) else value
 
 
+def _check_keys(value: Any, where: str) -> None:
+    """Every key is text."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise UserError(f"{where or 'The configuration'} has the key {_plain(key)}; valid is text.")
+            _check_keys(each, f"{where}.{key}" if where else key)
+    elif isinstance(value, list):
+        for i, each in enumerate(value):
+            _check_keys(each, f"{where}[{i}]")
+
+
 def _check_names(experiment: Experiment) -> None:
-    """Names are known and unique, and the files that datasets are read from exist."""
+    """Names are known, and each stands there once."""
     unique: dict[str, list[Any]] = {
         "seeds": experiment.seeds,
         "datasets": [dataset.name for dataset in experiment.datasets],
         "models": [model.name for model in experiment.models],
+        "methods": [entry.model_dump() for entry in experiment.methods],
     }
+    for name, sweep in experiment.sweeps.items():
+        unique[f"sweeps.{name}.methods"] = [entry.model_dump() for entry in sweep.methods]
     for key, names in unique.items():
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"{key}: {name!r} stands there twice; each may stand there once.")
     for dataset in experiment.datasets:
-        path = None if dataset.path is None else Path(dataset.path)
-        datasets.check_source(dataset.name, dataset.kind, path)
-        if path is not None and not path.exists():
-            raise UserError(f"datasets: {dataset.name} has path {dataset.path!r}, where nothing is.")
+        datasets.check_source(dataset.name, dataset.kind, None if dataset.path is None else Path(dataset.path))
     for i, model in enumerate(experiment.models):
         _check_known(f"models[{i}]", "model", model.name, models.MODELS)
         for dataset in experiment.datasets:
-            if dataset.kind in PUBLISHED:
-                try:
-                    cgpfl.build_model(model.name, PUBLISHED[dataset.kind], 10, **model.params)
-                except UserError as error:
-                    raise UserError(f"models[{i}] on {dataset.name}: {error}") from None
+            _check_model(f"models[{i}]", model, dataset)
     for name in experiment.model_params:
         _check_known("model_params", "model", name, models.MODELS)
     entries = {f"methods[{i}]": entry for i, entry in enumerate(experiment.methods)}
     for name, sweep in experiment.sweeps.items():
         entries |= {f"sweeps.{name}.methods[{i}]": entry for i, entry in enumerate(sweep.methods)}
+        _check_pairs(f"sweeps.{name}.values", sweep, experiment)
     for key, entry in entries.items():
         _check_known(key, "method", entry.name, cgpfl.methods())
+
+
+def _check_model(key: str, model: Entry, dataset: Dataset) -> None:
+    """The model can be built for the dataset; for data not seen yet, on samples that suit every model."""
+    shape, classes = (PUBLISHED[dataset.kind][0], 10) if dataset.kind in PUBLISHED else ((32, 32), 2)
+    try:
+        with torch.device("meta"):  # structure only, no memory
+            cgpfl.build_model(model.name, shape, classes, **model.params)
+    except UserError as error:
+        raise UserError(f"{key} on {dataset.name}: {error}") from None
+
+
+def _check_pairs(key: str, sweep: Sweep, experiment: Experiment) -> None:
+    """Values by pair are for pairs that can be: with `--config`, an experiment may leave some of them out."""
+    if isinstance(sweep.values, dict):
+        known = [f"{dataset}/{model.name}" for dataset, model in experiment.pairs]
+        places = {dataset for dataset, _ in experiment.pairs} | set(PUBLISHED)
+        for pair in sweep.values:
+            dataset, _, model = pair.partition("/")
+            if dataset not in places or model not in models.MODELS:
+                raise UserError(f"{key}: {pair!r} is no dataset/model; valid are {_names(known)}.{_meant(pair, known)}")
+
+
+def _check_machine(experiment: Experiment) -> None:
+    """The files and folders that datasets are read from exist, and so does the device."""
+    datasets.archive_folder(experiment.data.archive_dir)
+    for dataset in experiment.datasets:
+        path = None if dataset.path is None else Path(dataset.path)
+        if path is not None and not path.exists():
+            raise UserError(f"datasets: {dataset.name} has path {dataset.path!r}, where nothing is.")
+        if path is not None and dataset.kind == "npz" and not path.is_file():
+            raise UserError(f"datasets: {dataset.name} has path {dataset.path!r}, a folder; valid is an .npz file.")
+    device = experiment.training.device
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.startswith("cuda") and int(device.partition(":")[2] or 0) >= gpus:
+        here = ["auto", "cpu", *["cuda"] * (gpus > 0), *(f"cuda:{i}" for i in range(gpus))]
+        raise UserError(f"training.device is {device!r}; valid on this machine are {_names(here)}.")
 
 
 def _check_known(key: str, what: str, name: str, known: Mapping[str, Any]) -> None:
@@ -438,17 +495,22 @@ def _check_params(experiment: Experiment) -> None:
                 raise UserError(f"{group}.{name} is a list; values to vary go into an entry of `methods` or `sweeps`.")
             _check_param(group, name, [value], anywhere)
     for i, entry in enumerate(experiment.methods):
-        for name, value in entry.params.items():
-            values = value if isinstance(value, list) else [value]
-            _check_param(f"methods[{i}].{entry.name}", name, values, methods[entry.name].params)
+        _check_entry(f"methods[{i}]", entry)
     for name, sweep in experiment.sweeps.items():
         lists = sweep.values.values() if isinstance(sweep.values, dict) else [sweep.values]
-        for entry in sweep.methods:
+        for i, entry in enumerate(sweep.methods):
+            key = f"sweeps.{name}.methods[{i}]"
             for values in lists:
-                _check_param(f"sweeps.{entry.name}", name, values, methods[entry.name].params)
-            for own, value in entry.params.items():
-                values = value if isinstance(value, list) else [value]
-                _check_param(f"sweeps.{name}.{entry.name}", own, values, methods[entry.name].params)
+                _check_param(f"{key}.{entry.name}", name, values, methods[entry.name].params)
+            _check_entry(key, entry)
+
+
+def _check_entry(key: str, entry: Entry) -> None:
+    for name, value in entry.params.items():
+        if value == []:
+            raise UserError(f"{key}.{entry.name}.{name} is []; valid is a value or a list that is not empty.")
+        values = value if isinstance(value, list) else [value]
+        _check_param(f"{key}.{entry.name}", name, values, cgpfl.methods()[entry.name].params)
 
 
 def _check_param(group: str, name: str, values: Sequence[Any], known: Mapping[str, cgpfl.Param]) -> None:
@@ -465,12 +527,27 @@ def _check_partition(experiment: Experiment) -> None:
     for dataset in experiment.datasets:
         classes = 10 if dataset.kind in PUBLISHED else None
         partitions.check(partition.scheme, partition.clients, classes, **partition.options)
+        if dataset.kind in PUBLISHED:
+            _check_pool(partition, dataset.name, PUBLISHED[dataset.kind][1])
     oracle = any(job.method == "cgpfl_oracle" for job in experiment.jobs)
     if oracle and not partitions.has_contexts(partition.scheme):
         known = [name for name in partitions.schemes() if partitions.has_contexts(name)]
         raise UserError(
             f"partition.scheme is {partition.scheme!r}, whose clients have no true contexts for cgpfl_oracle; "
             f"valid are {_names(known)}, or leave cgpfl_oracle out of `methods`."
+        )
+
+
+def _check_pool(partition: Partition, dataset: str, samples: int) -> None:
+    """The pool has the fewest samples that the clients can do with, whatever the labels."""
+    option = partitions.options(partition.scheme) | partition.options
+    # Two samples to train and test on; one of each class, and one to test on; one of each shard.
+    held = option.get("classes_per_client", 1) + 1, option.get("shards_per_client", 1)
+    least = max(option["min_samples"], *held)
+    if least * partition.clients > samples:
+        raise UserError(
+            f"partition.clients is {partition.clients}; with {least} samples or more for each, as the other options "
+            f"have it, valid is 1 to {samples // least} for the {samples} samples of {dataset}."
         )
 
 
@@ -486,7 +563,8 @@ def _sentence(error: ValidationError) -> str:
         return f"{key}: unknown key; valid are {_names(known)}.{_meant(key.split('.')[-1], known)}"
     if finding["type"] == "missing":
         return f"{key} is missing; valid is {in_words(node)}."
-    if isinstance(value, str) and (number := _number_in(value)) is not None:
+    number = number_in(value) if isinstance(value, str) else None
+    if number and _allows(node, float(number)):
         return f"{key}: {value!r} is text to YAML; write {number}."
     return f"{key or 'The configuration'} is {_plain(value)}; valid is {in_words(node)}."
 
@@ -535,28 +613,25 @@ def in_words(node: Mapping[str, Any]) -> str:
     }.get(node.get("type", ""), "another value")
     if node.get("type") == "object" and node.get("properties"):
         kind += f" ({_names(node['properties'])})"
-    if node.get("type") == "array" and node.get("minItems"):
+    if node.get("minItems") or node.get("minLength"):
         kind += " that is not empty"
     if node.get("pattern") == NAME:
         kind += " of letters, digits, '.', '_' and '-'"
     elif "pattern" in node:
         return node["description"]
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    limits = [f"{words} {node[bound]:g}" for bound, words in bounds.items() if bound in node]
+    limits = [f"{words} {node[bound]}" for bound, words in bounds.items() if bound in node]
     return f"{kind} ({' and '.join(limits)})" if limits else kind
 
 
-def _number_in(text: str) -> str | None:
-    """A number that YAML takes for text, as `1e-3`, in a form that YAML reads as a number."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    if not math.isfinite(value):
-        return None
-    if value.is_integer():
-        return str(int(value))
-    return f"{value:.12f}".rstrip("0") if abs(value) > 1e-9 else f"{value:.1e}"
+def _allows(node: Mapping[str, Any], number: float) -> bool:
+    """Whether a JSON schema allows a number."""
+    return any(
+        (branch.get("type") == "number" or (branch.get("type") == "integer" and number.is_integer()))
+        and branch.get("minimum", -math.inf) <= number <= branch.get("maximum", math.inf)
+        and branch.get("exclusiveMinimum", -math.inf) < number < branch.get("exclusiveMaximum", math.inf)
+        for branch in node.get("anyOf", [node])
+    )
 
 
 def _names(names: Any, last: str = "and") -> str:

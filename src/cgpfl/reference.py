@@ -133,8 +133,8 @@ def _param_schema(param: cgpfl.Param) -> dict[str, Any]:
     if param.low is not None:
         number: dict[str, Any] = {"type": "integer" if param.whole else "number"}
         number["exclusiveMinimum" if param.above else "minimum"] = param.low
-        if param.high != float("inf"):
-            number["maximum"] = param.high
+        if param.top != float("inf"):
+            number["maximum"] = param.top
         branches.append(number)
     branch = branches[0] if len(branches) == 1 else {"anyOf": branches}
     return {**branch, "description": param.description}

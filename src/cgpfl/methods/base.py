@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from cgpfl.errors import UserError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 State = dict[str, Tensor]
 Tested = dict[str, "Callable[[Block], Tensor]"]
+MOST = 10**9
+"""The largest whole number that a parameter takes."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,31 @@ class Param:
         """``value`` if valid, as int, float or str."""
         if isinstance(value, str) and value in self.choices:
             return value
-        number = isinstance(value, Real) and not isinstance(value, bool) and self.low is not None
-        if number and self.whole:
-            number = float(value).is_integer()
-        if not number or not self._inside(value):
-            raise UserError(f"{method}.{self.name}: {value!r} given, valid is {self.valid}{_hint(value)}")
+        if not self._takes(value):
+            raise UserError(f"{method}.{self.name}: {value!r} given, valid is {self.valid}{self._hint(value)}")
         return int(value) if self.whole else float(value)
 
-    def _inside(self, value: float) -> bool:
-        assert self.low is not None
-        below = value <= self.low if self.above else value < self.low
-        return not below and value <= self.high and math.isfinite(value)
+    def _takes(self, value: Any) -> bool:
+        """Whether a value is a finite number of the range."""
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        if (
+            self.low is None
+            or not real
+            or not abs(value) <= sys.float_info.max
+            or (self.whole and not float(value).is_integer())
+        ):
+            return False
+        return (value > self.low if self.above else value >= self.low) and value <= self.top
+
+    def _hint(self, value: Any) -> str:
+        """What a valid number that YAML read as text should be written as."""
+        number = number_in(value) if isinstance(value, str) else None
+        return f" (this is text: write {number})" if number and self._takes(float(number)) else ""
+
+    @property
+    def top(self) -> float:
+        """The largest valid number."""
+        return min(self.high, MOST) if self.whole else self.high
 
     @property
     def valid(self) -> str:
@@ -64,19 +82,22 @@ class Param:
         if self.low is not None:
             kind = "a whole number" if self.whole else "a number"
             bound = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
-            top = "" if math.isinf(self.high) else f" and at most {self.high:g}"
+            top = "" if math.isinf(self.top) else f" and at most {self.top:.10g}"
             words.append(f"{kind} {bound}{top}")
         return " or ".join(words)
 
 
-def _hint(value: Any) -> str:
-    """What a number that YAML read as text should be written as."""
-    if not isinstance(value, str):
-        return ""
+def number_in(text: str) -> str | None:
+    """The finite number that a text such as `1e-3` means, written as YAML reads numbers; None for other texts."""
     try:
-        return f" (this is text: write {float(value):.10f}".rstrip("0").rstrip(".") + ")"
+        value = float(text)
     except ValueError:
-        return ""
+        return None
+    if not math.isfinite(value):
+        return None
+    if value == 0 or 1e-15 <= abs(value) < 1e15:
+        return np.format_float_positional(value, trim="-")
+    return np.format_float_scientific(value, trim="0")
 
 
 LOCAL_STEPS = Param("local_steps", 10, "R, minibatch steps a round", low=1, whole=True, column=False)

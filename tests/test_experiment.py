@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cgpfl
@@ -83,6 +83,7 @@ def test_values_by_pair_are_taken_for_their_pair():
     assert "pfedme" not in {job.method for job in load(config).jobs if job.model == "dnn"}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True),
     st.lists(st.floats(0.01, 50) | st.integers(1, 50), min_size=1, max_size=5),

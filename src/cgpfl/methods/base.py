@@ -47,6 +47,8 @@ class Param:
 
     def checked(self, value: Any, method: str) -> Any:
         """``value`` if valid, as int, float or str."""
+        if isinstance(value, np.generic):
+            value = value.item()  # float32 cannot be compared with the largest float
         if isinstance(value, str) and value in self.choices:
             return value
         if not self._takes(value):

@@ -10,7 +10,7 @@ from snakemake.utils import min_version, update_config
 
 import cgpfl
 from cgpfl import experiment as experiments
-from cgpfl import results
+from cgpfl import results, tables
 
 min_version("9.12")
 
@@ -30,8 +30,31 @@ except cgpfl.UserError as error:
 
 HERE = Path(os.path.relpath(workflow.basedir))
 SOURCE = Path(os.path.relpath(cgpfl.__path__[0]))
-JOBS = [f"{job.dataset}/{job.model}/{job.method}" for job in experiment.jobs]
+# The main experiment under "" and its studies, by the folder of their results.
+PARTS = experiment.by_folder
+JOBS = {
+    folder: [f"{job.dataset}/{job.model}/{job.method}" for job in part.jobs]
+    for folder, part in PARTS.items()
+}
 DATASETS = [dataset.name for dataset in experiment.datasets]
+# The folders with the runs of the main experiment and of each study, by name, and what the studies change.
+RUNS = {
+    folder.removeprefix("studies/").strip("/")
+    or tables.MAIN: [f"results/{experiment.name}/{folder}runs/{job}" for job in jobs]
+    for folder, jobs in JOBS.items()
+}
+CHANGES = {
+    name: ", ".join(
+        f"{key}={value}" for key, value in experiment.changes(study).items()
+    )
+    for name, study in experiment.loaded_studies.items()
+}
+PARTITIONS = [
+    f"{folder}partitions/{dataset.name}/seed{seed}"
+    for folder, part in PARTS.items()
+    for dataset in part.datasets
+    for seed in part.seeds
+]
 
 
 pathvars:
@@ -39,8 +62,11 @@ pathvars:
 
 
 wildcard_constraints:
-    dataset="|".join(DATASETS),
-    model="|".join(model.name for model in experiment.models),
+    folder="|".join(PARTS),
+    dataset="|".join(experiment.sources),
+    model="|".join(
+        {model.name: None for part in PARTS.values() for model in part.models}
+    ),
     method="|".join(cgpfl.methods()),
     seed=r"\d+",
 
@@ -60,6 +86,7 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/partition.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/tables.smk"
+include: "workflow/rules/studies.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/sync.smk"
@@ -70,6 +97,7 @@ rule all:
     input:
         rules.tables.output,
         rules.figures.output,
+        rules.studies.output if experiment.studies else [],
         rules.report.output,
     message:
         "All tables and figures are made."
@@ -79,7 +107,6 @@ onsuccess:
     home = results.home(experiment.name)
     if (home / "tables/table1.csv").is_file():
         import pandas
-        from cgpfl import tables
 
         print(
             "",

@@ -729,3 +729,14 @@ def test_standardise_is_its_definition(x, as_float):
     assert scaled.dtype == np.float32
     assert scaled.flags.c_contiguous
     np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_unit_scale_goes_from_0_to_1():
+    grey = np.array([[[0, 255]], [[51, 102]]], dtype=np.uint8)
+    assert ds.to_unit(grey).dtype == np.float32
+    np.testing.assert_allclose(ds.to_unit(grey), [[[0, 1]], [[0.2, 0.4]]], rtol=1e-6)
+    np.testing.assert_array_equal(ds.to_unit(np.full((2, 3), 7.0)), np.zeros((2, 3)))
+    colour = np.arange(24, dtype=np.uint8).reshape(1, 2, 4, 3)
+    assert ds.to_unit(colour).shape == (1, 3, 2, 4)
+    assert ds.to_unit(colour)[0, 1, 0, 2] == np.float32(7 / 23)
+    assert list(ds.SCALES) == ["standardise", "unit"]

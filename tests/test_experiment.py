@@ -98,6 +98,29 @@ def test_adding_to_a_configuration_keeps_the_runs_it_had(seeds, values):
     assert len(after) % (len(seeds) + 1) == 0
 
 
+def test_a_sweep_can_have_fewer_seeds():
+    sweeps = {"lam": {"methods": [{"cgpfl": {"contexts": 4}}], "values": [1, 12], "seeds": [1, 7]}}
+    runs = runs_of(small(sweeps=sweeps), "cgpfl")
+    assert [(run.seed, run.params["lam"], run.parts) for run in runs] == [
+        (0, 12, ("table1",)),
+        (1, 12, ("table1", "lam")),
+        (1, 1, ("lam",)),
+    ]
+
+
+def test_a_study_is_the_main_experiment_with_changes_and_without_sweeps():
+    changes = {"partition": {"train_share": 0.1}, "params": {"lr": 0.02}, "methods": ["local"], "seeds": [1]}
+    main = load(small(model_params={"mlr": {"l2": 0.1}}, studies={"few": changes, "same": {}}))
+    few, same = main.by_folder["studies/few/"], main.by_folder["studies/same/"]
+    assert list(main.by_folder) == ["", "studies/few/", "studies/same/"]
+    assert (few.partition.clients, few.partition.train_share, few.sweeps) == (20, 0.1, {})
+    [run] = few.job("digits", "mlr", "local").runs
+    assert (run.seed, run.params["lr"], run.params["l2"]) == (1, 0.02, 0.1)
+    assert main.changes(few) == {"params.lr": 0.02, "partition.train_share": 0.1}
+    assert main.changes(same) == {}
+    assert [job.method for job in same.jobs] == ["local", "cgpfl", "cgpfl_heur"]
+
+
 def test_a_job_survives_the_way_through_plain_values():
     job = load(SMALL).jobs[1]
     assert Job.from_plain(json.loads(json.dumps(job.plain()))) == job
@@ -141,6 +164,24 @@ WRONG = {
     "a swept method twice": (
         {"sweeps": {"lam": {"methods": ["pfedme", "pfedme"], "values": [1]}}},
         "sweeps.lam.methods: 'pfedme' stands there twice",
+    ),
+    "share": ({"partition": {"train_share": 0}}, r"train_share is 0; valid is a number \(above 0 and at most 1\)"),
+    "scale": ({"training": {"scale": "log"}}, 'training.scale is "log"; valid is standardise or unit'),
+    "seeds of a sweep": (
+        {"sweeps": {"lam": {"methods": ["pfedme"], "values": [1], "seeds": [5]}}},
+        r"sweeps.lam.seeds is \[5\]; valid are some of `seeds`, \[0, 1\]",
+    ),
+    "a study's key": ({"studies": {"a": {"method": []}}}, "studies.a.method: a study cannot .* Did you mean methods"),
+    "a study's name": ({"studies": {"a b": {}}}, "studies: 'a b' is no name of a study; valid is"),
+    "a study's value": ({"studies": {"a": {"params": {"lr": -1}}}}, "studies.a: params.lr: -1 given, valid is"),
+    "a study of a study": ({"studies": {"a": {"studies": {}}}}, "studies.a.studies: a study cannot change this"),
+    "no study": ({"studies": {"a": 3}}, "studies.a is 3; valid is a mapping of keys"),
+    "two datasets of a name": (
+        {
+            "datasets": ["digits", {"name": "own", "kind": "npz", "path": "pyproject.toml"}],
+            "studies": {"a": {"datasets": [{"name": "own", "kind": "npz", "path": "Makefile"}]}},
+        },
+        "'own' is described in two ways",
     ),
     "archives": ({"data": {"archive_dir": "no/such"}}, "data.archive_dir is 'no/such'; there is no such folder"),
     "empty path": ({"datasets": [{"name": "a", "kind": "npz", "path": ""}]}, r'path is ""; valid is text that is not'),

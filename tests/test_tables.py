@@ -94,6 +94,7 @@ def test_table1_by_hand(two_seeds, paper):
         "best_mean",
         "best_std",
         "paper",
+        "difference",
     ]
     assert table["tested"].tolist() == ["personal", "local"]
     assert table["n_seeds"].tolist() == [2, 2]
@@ -350,9 +351,9 @@ def test_equal_gradients_shows_divergence():
 def test_csv_is_exact_and_short(two_seeds, paper, tmp_path):
     tables.write_csv(tables.table1(*two_seeds, paper), tmp_path / "t.csv")
     assert (tmp_path / "t.csv").read_bytes() == (
-        b"dataset,model,method,tested,n_seeds,final_mean,final_std,best_mean,best_std,paper\n"
-        b"mnist,mlr,pfedme,personal,2,85,7.0711,87,4.2426,91.9\n"
-        b"mnist,mlr,pfedme,local,2,65,7.0711,67.5,3.5355,\n"
+        b"dataset,model,method,tested,n_seeds,final_mean,final_std,best_mean,best_std,paper,difference\n"
+        b"mnist,mlr,pfedme,personal,2,85,7.0711,87,4.2426,91.9,-6.9\n"
+        b"mnist,mlr,pfedme,local,2,65,7.0711,67.5,3.5355,,\n"
     )
 
 
@@ -419,3 +420,23 @@ def test_frames_survive_parquet(two_seeds, paper):
         frame.to_parquet(buffer := io.BytesIO())
         stored.append(pd.read_parquet(buffer))
     pd.testing.assert_frame_equal(tables.table1(*stored, paper), tables.table1(*two_seeds, paper))
+
+
+def test_studies_are_compared_with_the_main_experiment_seed_by_seed():
+    def part_of(study, finals):
+        runs = [run(f"{study}{seed}", seed, method="cgpfl", label="x", contexts=4.0) for seed in finals]
+        own = frames(runs, *(curve(f"{study}{seed}", [0.1, final]) for seed, final in finals.items()))
+        return {"runs": own[0].assign(parts=[["table1"]] * len(runs)), "history": own[1]}
+
+    results = {"main": part_of("m", {0: 0.8, 1: 0.9, 2: 0.7}), "less": part_of("l", {0: 0.7, 1: 0.86})}
+    samples = {("main", "mnist"): 100.0, ("less", "mnist"): 10.0}
+    table = tables.studies(results, {"less": "partition.train_share=0.1"}, samples)
+    assert list(table.columns) == tables.STUDIES
+    assert list(table["study"]) == ["main", "less"]
+    assert list(table["method"]) == ["cgpfl[contexts=4]"] * 2
+    less = table.iloc[1]
+    assert (less["changes"], less["train_samples"], less["n_seeds"]) == ("partition.train_share=0.1", 10, 2)
+    assert less["final_mean"] == pytest.approx(78)
+    assert less["to_main_mean"] == pytest.approx(-7)  # -10 and -4
+    assert less["to_main_std"] == pytest.approx(np.sqrt(18))
+    assert (less["shared_seeds"], table.iloc[0]["to_main_mean"]) == (2, 0)

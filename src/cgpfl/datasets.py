@@ -263,6 +263,21 @@ def _scaled(x: Array, axis: int | None = None) -> NDArray[np.float32]:
     return ((x - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
 
 
+def to_unit(x: ArrayLike) -> NDArray[np.float32]:
+    """(x - least) / (largest - least) over all samples given, as float32 in [0, 1]; a constant input becomes 0.
+
+    Shapes are those of `standardise`: colour images come out channel-first.
+    """
+    x = np.asarray(x)
+    low, high = float(x.min()), float(x.max())
+    out = ((x - np.float32(low)) / np.float32(high - low or 1)).astype(np.float32)
+    return np.ascontiguousarray(np.moveaxis(out, 3, 1)) if x.ndim == 4 else out
+
+
+SCALES: Mapping[str, Callable[[ArrayLike], NDArray[np.float32]]] = {"standardise": standardise, "unit": to_unit}
+"""How inputs can be scaled, by the name in configurations."""
+
+
 def make_dataset(
     name: str,
     x: Array,

@@ -9,12 +9,14 @@ tables in `config/README.md` are written from them by `cgpfl.reference`. What pa
 known to `cgpfl.methods` alone.
 
 An experiment is a grid of training jobs, one for each dataset, model and method. A job does all runs of its method
-there: rows of Table 1, sweeps, seeds. A run is one seed and one set of parameters.
+there: rows of Table 1, sweeps, seeds. A run is one seed and one set of parameters. A study is an experiment too: the
+main one with some keys changed.
 """
 
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -45,6 +47,8 @@ PUBLISHED = {
     "cifar10": ((3, 32, 32), 60_000),
 }
 """Datasets of ten classes whose samples' shape and number (in the pool) are known before they are there."""
+STUDY_KEYS = ("seeds", "datasets", "models", "partition", "training", "params", "model_params", "methods", "sweeps")
+"""What a study may change; all of it but sweeps comes from the main experiment where it does not."""
 TABLE1 = "table1"
 """The part of an experiment that `methods` describes; the other parts are its sweeps, by the parameter they vary."""
 
@@ -130,10 +134,14 @@ class Partition(Section):
         "0.8 if not given",
     )
 
+    train_share: float = Field(
+        1.0, gt=0, le=1, description="share of each client's training samples, class by class, that it keeps"
+    )
+
     @property
     def options(self) -> Params:
         """Those options of the scheme that are given."""
-        given = self.model_dump(exclude={"clients", "scheme", "test_fraction"})
+        given = self.model_dump(exclude={"clients", "scheme", "test_fraction", "train_share"})
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -144,6 +152,9 @@ class Training(Section):
     batch_size: Count | Literal["full"] = Field(
         20,
         description="samples of a minibatch, or full; a client with fewer uses all it has",
+    )
+    scale: Literal["standardise", "unit"] = Field(
+        "standardise", description="inputs: standardise, (x - mean)/std of the dataset; unit, from 0 to 1"
     )
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     eval_every: Count = Field(5, description="test every so many rounds, and after the last")
@@ -179,6 +190,9 @@ class Sweep(Section):
     methods: list[Entry] = Field(min_length=1, description="the methods, as under `methods`")
     values: Annotated[list[Scalar], Field(min_length=1)] | dict[str, list[Scalar]] = Field(
         description="the parameter's values, or values by dataset and model: {mnist/mlr: [11, 12]}"
+    )
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = Field(
+        None, description="those of the experiment's seeds that the sweep is run with; all if not given"
     )
 
     def values_for(self, dataset: str, model: str) -> list[Scalar]:
@@ -249,6 +263,30 @@ class Experiment(Section):
     sweeps: dict[str, Sweep] = Field(
         {}, description="parameters to vary and the methods to vary them for: lam is Table 2, contexts figure 3a"
     )
+    studies: dict[str, dict[str, Any]] = Field(
+        {}, description=f"by name, what a further experiment changes of this one: {', '.join(STUDY_KEYS)}"
+    )
+
+    @property
+    def by_folder(self) -> dict[str, "Experiment"]:
+        """This experiment under "", and each of its studies under its folder, "studies/<name>/"."""
+        return {"": self, **{f"studies/{name}/": study for name, study in self.loaded_studies.items()}}
+
+    @cached_property
+    def loaded_studies(self) -> dict[str, "Experiment"]:
+        """The studies by name.
+
+        A study is this experiment without its sweeps and studies, with the study's keys merged over it: mappings key
+        by key, all else as a whole. Raises UserError as `load` does.
+        """
+        base = self.model_dump(exclude={"sweeps", "studies"}, exclude_unset=True)
+        studies = {}
+        for name, changes in self.studies.items():
+            try:
+                studies[name] = load(_merged(base, changes))
+            except UserError as error:
+                raise UserError(f"studies.{name}: {error}") from None
+        return studies
 
     @cached_property
     def pairs(self) -> list[tuple[str, Entry]]:
@@ -268,9 +306,16 @@ class Experiment(Section):
             for (dataset, model, method), (entry, job) in jobs.items()
         )
 
-    def dataset(self, name: str) -> Dataset:
-        """The dataset of this name."""
-        return next(dataset for dataset in self.datasets if dataset.name == name)
+    def changes(self, study: "Experiment") -> Params:
+        """What a study sets otherwise than this experiment, by dotted key: settings, not what is run with them."""
+        sections = {"partition", "training", "params", "model_params"}
+        own, other = (_flat(each.model_dump(include=sections)) for each in (self, study))
+        return {key: other.get(key) for key in sorted({*own, *other}) if own.get(key) != other.get(key)}
+
+    @cached_property
+    def sources(self) -> dict[str, Dataset]:
+        """Every dataset by name, those of studies too."""
+        return {dataset.name: dataset for part in self.by_folder.values() for dataset in part.datasets}
 
     def job(self, dataset: str, model: str, method: str) -> Job:
         """The training job of a dataset, model and method."""
@@ -278,7 +323,7 @@ class Experiment(Section):
 
     def _variants(self, dataset: str, model: Entry) -> Iterator["_Variant"]:
         for i, entry in enumerate(self.methods):
-            yield from self._settings(f"methods[{i}]", TABLE1, entry, model.name)
+            yield from self._settings(f"methods[{i}]", TABLE1, self.seeds, entry, model.name)
         for name, sweep in self.sweeps.items():
             if isinstance(sweep.values, dict) and f"{dataset}/{model.name}" not in sweep.values:
                 raise UserError(
@@ -286,14 +331,21 @@ class Experiment(Section):
                     "or give one list for all."
                 )
             values = sweep.values_for(dataset, model.name)
+            seeds = self.seeds if sweep.seeds is None else sweep.seeds
             for i, entry in enumerate(sweep.methods):
                 key = f"sweeps.{name}.methods[{i}]"
                 if name in entry.params:
                     raise UserError(f"{key}: {entry.name} sets {name}, which the sweep is to vary; leave it out there.")
-                yield from self._settings(key, name, entry, model.name, {name: values})
+                yield from self._settings(key, name, seeds, entry, model.name, {name: values})
 
     def _settings(
-        self, key: str, part: str, entry: Entry, model: str, swept: Mapping[str, Sequence[Scalar]] | None = None
+        self,
+        key: str,
+        part: str,
+        seeds: Sequence[int],
+        entry: Entry,
+        model: str,
+        swept: Mapping[str, Sequence[Scalar]] | None = None,
     ) -> Iterator["_Variant"]:
         """An entry's settings: one for each combination of the values it lists, resolved by the method."""
         takes = cgpfl.methods()[entry.name].params
@@ -308,25 +360,28 @@ class Experiment(Section):
             except UserError as error:
                 raise UserError(f"{key}: {error}") from None
             resolved = {name: _whole(value) for name, value in params.items()}
-            yield _Variant(part, entry.name, tuple(entry.params), resolved)
+            yield _Variant(part, tuple(seeds), entry.name, tuple(entry.params), resolved)
 
     def _runs(self, variants: Sequence["_Variant"], shown: Sequence[str]) -> Iterator[Run]:
         """Each distinct setting once for each seed, with all the parts of the experiment that it belongs to."""
-        settings: dict[str, tuple[Params, list[str]]] = {}
+        settings: dict[str, tuple[Params, dict[str, tuple[int, ...]]]] = {}
         for variant in variants:
-            parts = settings.setdefault(json.dumps(variant.params, sort_keys=True), (variant.params, []))[1]
-            if variant.part not in parts:
-                parts.append(variant.part)
+            key = json.dumps(variant.params, sort_keys=True)
+            settings.setdefault(key, (variant.params, {}))[1].setdefault(variant.part, variant.seeds)
         for params, parts in settings.values():
             label = _label(variants[0].method, params, shown)
-            yield from (Run(seed, params, label, tuple(parts)) for seed in self.seeds)
+            for seed in self.seeds:
+                own = tuple(part for part, seeds in parts.items() if seed in seeds)
+                if own:
+                    yield Run(seed, params, label, own)
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A method's resolved parameters, the part that asks for them, and the names that its entry sets."""
+    """A method's resolved parameters, the part that asks for them, for which seeds, and the names its entry sets."""
 
     part: str
+    seeds: tuple[int, ...]
     method: str
     own: tuple[str, ...]
     params: Params
@@ -387,6 +442,7 @@ def load(config: Any) -> Experiment:
     _check_machine(experiment)
     _check_params(experiment)
     _check_partition(experiment)
+    _check_studies(experiment)
     return experiment
 
 
@@ -411,6 +467,45 @@ def _check_keys(value: Any, where: str) -> None:
             _check_keys(each, f"{where}[{i}]")
 
 
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Params:
+    """Nested mappings as one, with dotted keys."""
+    flat: Params = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping with changes: mappings in it are merged key by key, other values replaced."""
+    both = {
+        name: _merged(base[name], value)
+        if isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
+        else value
+        for name, value in changes.items()
+    }
+    return {**base, **both}
+
+
+def _check_studies(experiment: Experiment) -> None:
+    """Every study is an experiment that changes what it may, and a name is one dataset everywhere."""
+    for name, changes in experiment.studies.items():
+        if not re.match(NAME, name):
+            raise UserError(f"studies: {name!r} is no name of a study; valid is {in_words({'pattern': NAME})}.")
+        for key in changes:
+            if key not in STUDY_KEYS:
+                raise UserError(
+                    f"studies.{name}.{key}: a study cannot change this; valid are {_names(STUDY_KEYS)}."
+                    f"{_meant(key, STUDY_KEYS)}"
+                )
+    for folder, part in experiment.by_folder.items():
+        for dataset in part.datasets:
+            if dataset != experiment.sources[dataset.name]:
+                raise UserError(
+                    f"{folder.strip('/').replace('/', '.') or 'datasets'}: dataset {dataset.name!r} is described in "
+                    "two ways; give each its own name."
+                )
+
+
 def _check_names(experiment: Experiment) -> None:
     """Names are known, and each stands there once."""
     unique: dict[str, list[Any]] = {
@@ -421,6 +516,7 @@ def _check_names(experiment: Experiment) -> None:
     }
     for name, sweep in experiment.sweeps.items():
         unique[f"sweeps.{name}.methods"] = [entry.model_dump() for entry in sweep.methods]
+        unique[f"sweeps.{name}.seeds"] = sweep.seeds or []
     for key, names in unique.items():
         for name in names:
             if names.count(name) > 1:
@@ -437,6 +533,8 @@ def _check_names(experiment: Experiment) -> None:
     for name, sweep in experiment.sweeps.items():
         entries |= {f"sweeps.{name}.methods[{i}]": entry for i, entry in enumerate(sweep.methods)}
         _check_pairs(f"sweeps.{name}.values", sweep, experiment)
+        if not set(sweep.seeds or experiment.seeds) & set(experiment.seeds):
+            raise UserError(f"sweeps.{name}.seeds is {sweep.seeds}; valid are some of `seeds`, {experiment.seeds}.")
     for key, entry in entries.items():
         _check_known(key, "method", entry.name, cgpfl.methods())
 

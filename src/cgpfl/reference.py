@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import cgpfl
 from cgpfl import datasets, models
-from cgpfl.experiment import Experiment, Section, in_words, load
+from cgpfl.experiment import STUDY_KEYS, Experiment, Section, in_words, load
 
 EMBEDDED: Mapping[str, Any] = {
     "name": "digits",
@@ -111,6 +111,7 @@ def schema() -> dict[str, Any]:
     properties["models"]["items"] = _named({name: {"type": "object"} for name in models.MODELS})
     public = [kind for kind, needs_path in datasets.kinds().items() if not needs_path]
     properties["datasets"]["items"] = {"anyOf": [{"enum": public}, {"$ref": "#/$defs/Dataset"}]}
+    properties["studies"]["additionalProperties"] = _closed({name: properties[name] for name in STUDY_KEYS})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
 
 

@@ -26,9 +26,12 @@ from cgpfl.errors import UserError
 
 TESTED = ["personal", "local", "global", "context"]
 IDENTITY = ["dataset", "model", "method", "tested"]
-NUMBERS = ["n_seeds", "final_mean", "final_std", "best_mean", "best_std", "paper"]
+NUMBERS = ["n_seeds", "final_mean", "final_std", "best_mean", "best_std", "paper", "difference"]
 TABLE1 = [*IDENTITY, *NUMBERS]
 TABLE2 = [*IDENTITY, "lam", *NUMBERS]
+MAIN = "main"
+"""The main experiment's name among its studies."""
+STUDIES = ["study", "changes", "train_samples", *TABLE1, "to_main_mean", "to_main_std", "shared_seeds"]
 
 PAPER_METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "FedAvg": ("fedavg", {}),
@@ -141,8 +144,8 @@ def table1(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResul
     """Table 1: a row for each dataset, model, method and tested model, columns TABLE1.
 
     The first row of a method is its headline model, and only there stands the `paper` number (`headline_rows`
-    takes these rows). Raises ValueError where one method's label has two runs of a seed, which must not be
-    averaged.
+    takes these rows); `difference` is the final mean less it. Raises ValueError where one method's label has two
+    runs of a seed, which must not be averaged.
     """
     return _accuracy_table(results_by_run(runs, history), [], paper)[TABLE1]
 
@@ -151,6 +154,50 @@ def table2(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResul
     """Table 2: as table1, a row for each lambda, ascending (columns TABLE2); the label leaves lambda out."""
     results = results_by_run(runs.assign(label=[without(label, "lam") for label in runs["label"]]), history)
     return _accuracy_table(results, ["lam"], paper)[TABLE2]
+
+
+def comparable(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of Table 1 under labels that mean the same in every study: the method, with its number of contexts.
+
+    `cgpfl[contexts=4]` whether or not other runs of the study have another number. Where a method has several
+    settings with one number of contexts, the first counts.
+    """
+    runs = part(runs, "table1")
+    contexts = runs["contexts"] if "contexts" in runs.columns else pd.Series(np.nan, runs.index)
+    pairs = zip(runs["method"], contexts, strict=True)
+    labels = [method if pd.isna(number) else f"{method}[contexts={number:g}]" for method, number in pairs]
+    return runs.assign(label=labels).drop_duplicates(["dataset", "model", "label", "seed"])
+
+
+def studies(
+    results: Mapping[str, Mapping[str, pd.DataFrame]],
+    changes: Mapping[str, str],
+    samples: Mapping[tuple[str, str], float],
+    paper: Sequence[PaperResult] = (),
+) -> pd.DataFrame:
+    """Table 1 of every study below that of the main experiment, columns STUDIES.
+
+    `results`: by study, the main experiment under MAIN, its frames. `changes`: by study, what differs from the main
+    experiment, in words. `samples`: by study and dataset, mean training samples of a client. `to_main`: final accuracy
+    less that of the main experiment with the same seed, in points, over the `shared_seeds` that both have.
+    """
+    key = ["dataset", "model", "label", "tested", "seed"]
+    finals = {name: results_by_run(comparable(own["runs"]), own["history"]) for name, own in results.items()}
+    main = finals[MAIN][[*key, "final"]].rename(columns={"final": "of_main"})
+    rows = []
+    for name, own in finals.items():
+        paired = own.merge(main, on=key, how="left").assign(to_main=lambda both: both["final"] - both["of_main"])
+        table = _accuracy_table(own, [], paper)
+        moved = _group(paired, [], _moved, ["to_main_mean", "to_main_std", "shared_seeds"]).drop(columns="n_seeds")
+        table = table.merge(moved, on=IDENTITY)
+        train = [samples[name, dataset] for dataset in table["dataset"]]
+        rows.append(table.assign(study=name, changes=changes.get(name, ""), train_samples=train))
+    return pd.concat(rows, ignore_index=True)[STUDIES]
+
+
+def _moved(rows: pd.DataFrame) -> dict[str, float]:
+    shared = rows["to_main"].dropna()
+    return {"to_main_mean": shared.mean(), "to_main_std": shared.std(ddof=1), "shared_seeds": len(shared)}
 
 
 def headline_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -330,7 +377,8 @@ def _accuracy_table(results: pd.DataFrame, by: Sequence[str], paper: Sequence[Pa
     def numbers(rows: pd.DataFrame) -> dict[str, float]:
         run = _records(rows)[0]
         printed = [result.accuracy for result in paper if run["headline"] and result.matches(run)]
-        return {**_moments(rows, ["final", "best"]), "paper": printed[0] if printed else np.nan}
+        own, number = _moments(rows, ["final", "best"]), printed[0] if printed else np.nan
+        return {**own, "paper": number, "difference": own["final_mean"] - number}
 
     return _group(results, by, numbers, NUMBERS[1:])
 
@@ -357,7 +405,6 @@ def _table1_section(table: pd.DataFrame) -> str:
     rows = []
     for index, row in zip(table.index, _records(table), strict=True):
         mark = "**" if index in headline else ""
-        gap = row["final_mean"] - row["paper"]
         rows.append(
             [
                 f"`{row['method']}`" if mark else "",
@@ -366,7 +413,7 @@ def _table1_section(table: pd.DataFrame) -> str:
                 f"{mark}{_mean_std(row, 'final')}{mark}",
                 _mean_std(row, "best"),
                 _number(row["paper"]),
-                "" if pd.isna(gap) else f"{gap:+.2f}",
+                "" if pd.isna(row["difference"]) else f"{row['difference']:+.2f}",
             ]
         )
     head = ["method", "tested", "seeds", "final", "best", "paper", "final - paper"]

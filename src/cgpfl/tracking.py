@@ -124,10 +124,10 @@ def record(step: Step) -> bool:
 class TrainingLog:
     """The log of a training job: its parent run, made or found at once, and a child run for each training run."""
 
-    def __init__(self, experiment: str, dataset: str, model: str, method: str) -> None:
+    def __init__(self, experiment: str, dataset: str, model: str, method: str, folder: str = "") -> None:
         self.tags = {"dataset": dataset, "model": model, "method": method}
         self.experiment = _Experiment(experiment)
-        name = f"train/{dataset}/{model}/{method}"
+        name = f"{folder}train/{dataset}/{model}/{method}"
         found = self.experiment.search({STEP: name})
         self.run = found[0].info.run_id if found else self.experiment.create(name, {**self.tags, STEP: name})
         self.logged = {run.data.tags[KEY] for run in self.experiment.finished({PARENT: self.run})}

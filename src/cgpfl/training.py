@@ -18,7 +18,7 @@ import torch
 
 from cgpfl import results, simulation, tracking
 from cgpfl.clients import ClientData
-from cgpfl.datasets import Dataset, standardise
+from cgpfl.datasets import SCALES, Dataset
 from cgpfl.experiment import Job, Run
 from cgpfl.partition import Partition, digest
 from cgpfl.results import Store, Stored
@@ -42,8 +42,8 @@ class Training:
 
     @cached_property
     def clients(self) -> dict[int, ClientData]:
-        """The clients for each seed, over one pool of standardised samples."""
-        x = torch.from_numpy(standardise(self.dataset.x))
+        """The clients for each seed, over one pool of scaled samples."""
+        x = torch.from_numpy(SCALES[self.settings["scale"]](self.dataset.x))
         y = torch.from_numpy(np.ascontiguousarray(self.dataset.y))
         return {
             seed: ClientData.from_pool(x, y, part.train, part.test, part.contexts, len(self.dataset.classes))

@@ -27,6 +27,10 @@ TINY = {
     "params": {"local_steps": 2, "inner_steps": 2},
     "methods": ["fedavg", {"cgpfl": {"contexts": 2}}],
     "sweeps": {"lam": {"methods": [{"cgpfl": {"contexts": 2}}], "values": [5, 12]}},
+    "studies": {
+        "half": {"partition": {"train_share": 0.5}, "methods": ["fedavg"], "training": {"scale": "unit"}},
+        "same": {"methods": ["fedavg"]},
+    },
 }
 
 
@@ -69,9 +73,9 @@ def tracked(folder: Path) -> tuple[set[str], set[str]]:
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     found = client.search_runs([client.get_experiment_by_name("tiny").experiment_id], max_results=1000)
     assert {each.info.status for each in found} == {"FINISHED"}
+    # A run that two parts of an experiment have is below both.
     children = [each for each in found if "mlflow.parentRunId" in each.data.tags]
     keys = {each.data.tags["cgpfl.key"] for each in children}
-    assert len(keys) == len(children)
     return {each.info.run_name for each in found if each not in children}, keys
 
 
@@ -96,12 +100,21 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
     folder, output = first
     home = folder / "results/tiny"
     table = pd.read_csv(home / "tables/table1.csv")
-    columns = "dataset,model,method,tested,n_seeds,final_mean,final_std,best_mean,best_std,paper"
+    columns = "dataset,model,method,tested,n_seeds,final_mean,final_std,best_mean,best_std,paper,difference"
     assert ",".join(table.columns) == columns
     assert set(table["method"]) == {"fedavg", "cgpfl"}
     assert table["final_mean"].between(0, 100).all()
     by_lam = pd.read_csv(home / "tables/table2.csv")
     assert set(by_lam["lam"]) == {5, 12}
+    studies = pd.read_csv(home / "tables/studies.csv").set_index(["study", "method"])
+    assert set(studies.index) == {("main", "fedavg"), ("main", "cgpfl[contexts=2]")} | {
+        ("half", "fedavg"),
+        ("same", "fedavg"),
+    }
+    assert studies.loc[("half", "fedavg"), "changes"] == "partition.train_share=0.5, training.scale=unit"
+    samples = studies["train_samples"]
+    assert samples["half", "fedavg"] == pytest.approx(samples["main", "fedavg"] / 2, abs=2)
+    assert studies.loc[("same", "fedavg"), ["to_main_mean", "shared_seeds"]].tolist() == [0, 1]
     for name in ("figure1", "figure2", "figure3a", "figure3b", "figure4", "figure5a", "figure5b"):
         assert (home / f"figures/{name}.png").stat().st_size > 0
         assert (home / f"figures/{name}.pdf").stat().st_size > 0
@@ -119,7 +132,7 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
 
 def test_every_rule_has_a_log_and_a_benchmark(project):
     home = project / "results/tiny"
-    for rule in ("tracking", "data", "partition", "train", "tables", "figures", "report"):
+    for rule in ("tracking", "data", "partition", "train", "tables", "studies", "figures", "report"):
         assert list(home.glob(f"logs/{rule}*")), rule
         assert list(home.glob(f"benchmarks/{rule}*")), rule
     lines = (home / "logs/train/digits/mlr/cgpfl.log").read_text()
@@ -129,9 +142,12 @@ def test_every_rule_has_a_log_and_a_benchmark(project):
 def test_every_step_and_run_is_tracked(project):
     steps, keys = tracked(project)
     trained = {"train/digits/mlr/fedavg", "train/digits/mlr/cgpfl"}
-    assert steps == {"data/digits", "partition/digits/seed0", "tables", "figures", *trained}
+    made = {"data/digits", "partition/digits/seed0", "tables", "figures", "studies"}
+    for study in ("half", "same"):
+        made |= {f"studies/{study}/partition/digits/seed0", f"studies/{study}/train/digits/mlr/fedavg"}
+    assert steps == made | trained
     assert keys == set(stored(project))
-    assert len(keys) == 3
+    assert len(keys) == 4  # the study that changes nothing has the main experiment's run
 
 
 def test_unchanged_work_is_not_done_again(project):
@@ -178,7 +194,15 @@ def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_s
         away = f"http://127.0.0.1:{listener.getsockname()[1]}"
     seeds = ("--config", "seeds=[0, 1]")
     output = run(project, *seeds, MLFLOW_TRACKING_URI=away)
-    assert jobs(output) == {"partition": 1, "train": 2, "tables": 1, "figures": 1, "report": 1, "all": 1}
+    assert jobs(output) == {
+        "partition": 3,
+        "train": 4,
+        "tables": 1,
+        "studies": 1,
+        "figures": 1,
+        "report": 1,
+        "all": 1,
+    }
     assert "Results are kept; `snakemake sync` logs them later." in output
     assert "sync` logs them" in output
     assert tracked(project) == (steps, keys)
@@ -189,7 +213,10 @@ def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_s
     assert (table["n_seeds"] == 2).all()
 
     run(project, "sync", *seeds)
-    assert tracked(project) == (steps | {"partition/digits/seed1"}, set(now))
+    assert tracked(project) == (
+        steps | {f"{study}partition/digits/seed1" for study in ("", "studies/half/", "studies/same/")},
+        set(now),
+    )
     assert not list(project.glob("results/tiny/unsent/*"))
     run(project, "sync", *seeds)
     assert tracked(project)[1] == set(now)

@@ -1,7 +1,7 @@
 # A dataset, fetched or read, verified, in one file.
 rule data:
     input:
-        source=lambda wildcards: experiment.dataset(wildcards.dataset).path or [],
+        source=lambda wildcards: experiment.sources[wildcards.dataset].path or [],
         tracking=ancient("<results>/tracking/ready"),
     output:
         "data/{dataset}.npz",
@@ -12,7 +12,7 @@ rule data:
     conda:
         "../../environment.yml"
     params:
-        dataset=lambda wildcards: dict(experiment.dataset(wildcards.dataset)),
+        dataset=lambda wildcards: dict(experiment.sources[wildcards.dataset]),
     message:
         "Preparing dataset {wildcards.dataset}."
     script:

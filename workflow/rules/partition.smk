@@ -5,23 +5,25 @@ rule partition:
         tracking=ancient("<results>/tracking/ready"),
         source=SOURCE / "partition.py",
     output:
-        partition="<results>/partitions/{dataset}/seed{seed}.npz",
-        statistics="<results>/partitions/{dataset}/seed{seed}.csv",
+        partition="<results>/{folder}partitions/{dataset}/seed{seed}.npz",
+        statistics="<results>/{folder}partitions/{dataset}/seed{seed}.csv",
         picture=report(
-            "<results>/partitions/{dataset}/seed{seed}.png",
+            "<results>/{folder}partitions/{dataset}/seed{seed}.png",
             caption="../report/partition.rst",
             category="Partitions",
-            labels={"dataset": "{dataset}", "seed": "{seed}"},
+            labels={"study": "{folder}", "dataset": "{dataset}", "seed": "{seed}"},
         ),
     log:
-        "<results>/logs/partition/{dataset}/seed{seed}.log",
+        "<results>/logs/{folder}partition/{dataset}/seed{seed}.log",
     benchmark:
-        "<results>/benchmarks/partition/{dataset}/seed{seed}.tsv"
+        "<results>/benchmarks/{folder}partition/{dataset}/seed{seed}.tsv"
     conda:
         "../../environment.yml"
     params:
-        partition=experiment.partition.model_dump(exclude_none=True),
+        partition=lambda wildcards: PARTS[wildcards.folder].partition.model_dump(
+            exclude_none=True
+        ),
     message:
-        "Dealing {wildcards.dataset} to clients, seed {wildcards.seed}."
+        "Dealing {wildcards.dataset} to clients, seed {wildcards.seed}. {wildcards.folder}"
     script:
         "../scripts/partition.py"

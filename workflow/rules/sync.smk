@@ -1,13 +1,13 @@
 # Logs everything that is not in MLflow yet, for when it could not be reached during the run.
 rule sync:
     input:
-        data=expand("data/{dataset}.npz", dataset=DATASETS),
-        partitions=expand(
-            "<results>/partitions/{dataset}/seed{seed}.png",
-            dataset=DATASETS,
-            seed=experiment.seeds,
-        ),
-        runs=expand("<results>/runs/{job}/runs.parquet", job=JOBS),
+        data=expand("data/{dataset}.npz", dataset=experiment.sources),
+        partitions=expand("<results>/{partition}.png", partition=PARTITIONS),
+        runs=[
+            f"<results>/{folder}runs/{job}/runs.parquet"
+            for folder, jobs in JOBS.items()
+            for job in jobs
+        ],
         tables=rules.tables.output,
         figures=rules.figures.output,
     log:

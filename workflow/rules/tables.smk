@@ -3,7 +3,7 @@ rule tables:
     input:
         runs=expand(
             "<results>/runs/{job}/{frame}.parquet",
-            job=JOBS,
+            job=JOBS[""],
             frame=list(results.COLUMNS),
         ),
         paper1=HERE / "config/paper_table1.csv",
@@ -55,7 +55,7 @@ rule tables:
     conda:
         "../../environment.yml"
     params:
-        runs=expand("results/{name}/runs/{job}", name=experiment.name, job=JOBS),
+        runs=RUNS[tables.MAIN],
     message:
         "Writing tables."
     script:

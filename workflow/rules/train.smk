@@ -3,32 +3,37 @@
 rule train:
     input:
         data="data/{dataset}.npz",
-        partitions=expand(
-            "<results>/partitions/{{dataset}}/seed{seed}.npz", seed=experiment.seeds
+        partitions=lambda wildcards: expand(
+            "<results>/{folder}partitions/{dataset}/seed{seed}.npz",
+            folder=wildcards.folder,
+            dataset=wildcards.dataset,
+            seed=PARTS[wildcards.folder].seeds,
         ),
         tracking=ancient("<results>/tracking/ready"),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py"],
     output:
-        runs="<results>/runs/{dataset}/{model}/{method}/runs.parquet",
-        history="<results>/runs/{dataset}/{model}/{method}/history.parquet",
-        assignments="<results>/runs/{dataset}/{model}/{method}/assignments.parquet",
-        clustering="<results>/runs/{dataset}/{model}/{method}/clustering.parquet",
-        heuristic="<results>/runs/{dataset}/{model}/{method}/heuristic.parquet",
+        runs="<results>/{folder}runs/{dataset}/{model}/{method}/runs.parquet",
+        history="<results>/{folder}runs/{dataset}/{model}/{method}/history.parquet",
+        assignments="<results>/{folder}runs/{dataset}/{model}/{method}/assignments.parquet",
+        clustering="<results>/{folder}runs/{dataset}/{model}/{method}/clustering.parquet",
+        heuristic="<results>/{folder}runs/{dataset}/{model}/{method}/heuristic.parquet",
     log:
-        "<results>/logs/train/{dataset}/{model}/{method}.log",
+        "<results>/logs/{folder}train/{dataset}/{model}/{method}.log",
     benchmark:
-        "<results>/benchmarks/train/{dataset}/{model}/{method}.tsv"
+        "<results>/benchmarks/{folder}train/{dataset}/{model}/{method}.tsv"
     conda:
         "../../environment.yml"
-    threads: experiment.training.threads
+    threads: lambda wildcards: PARTS[wildcards.folder].training.threads
     resources:
-        mem_mb=experiment.training.mem_mb,
-        gpu=experiment.training.gpus,
+        mem_mb=lambda wildcards: PARTS[wildcards.folder].training.mem_mb,
+        gpu=lambda wildcards: PARTS[wildcards.folder].training.gpus,
     params:
-        job=lambda wildcards: experiment.job(**wildcards).plain(),
-        training=experiment.training.model_dump(),
+        job=lambda wildcards: PARTS[wildcards.folder]
+        .job(wildcards.dataset, wildcards.model, wildcards.method)
+        .plain(),
+        training=lambda wildcards: PARTS[wildcards.folder].training.model_dump(),
     message:
-        "Training {wildcards.method} ({wildcards.model}) on {wildcards.dataset}."
+        "Training {wildcards.method} ({wildcards.model}) on {wildcards.dataset}. {wildcards.folder}"
     script:
         "../scripts/train.py"

@@ -7,20 +7,23 @@ from cgpfl.joblog import job_log
 from cgpfl.tracking import Guard, Step, record
 
 name = snakemake.config["name"]
+folder = snakemake.wildcards.folder
 seed = int(snakemake.wildcards.seed)
 output = snakemake.output
 with job_log(snakemake.log[0]):
     dataset = datasets.load(snakemake.input.data)
     options = dict(snakemake.params.partition)
+    share = options.pop("train_share")
     pool = dataset.pool()
     if dataset.client is not None:
         given = ("clients", "test_fraction")
         options = {key: options[key] for key in given} | {"scheme": "given", "client": dataset.client[pool]}
     made = partition.make_partition(dataset.y[pool], pool, seed=seed, classes=len(dataset.classes), **options)
+    made = partition.subsample_train(made, dataset.y, share, seed)
     partition.save(made, Path(output.partition))
     statistics = partition.statistics(made, dataset.y, dataset.classes)
     statistics.to_csv(output.statistics, index=False)
-    figure = figures.partition(statistics, f"{dataset.name}, seed {seed}")
+    figure = figures.partition(statistics, f"{folder}{dataset.name}, seed {seed}")
     figure.savefig(output.picture, dpi=200, metadata={"Software": None})
-    step = Step.of_files(name, f"partition/{dataset.name}/seed{seed}", [output.statistics, output.picture])
+    step = Step.of_files(name, f"{folder}partition/{dataset.name}/seed{seed}", [output.statistics, output.picture])
     Guard(name, step.name)(record, step)

@@ -13,14 +13,20 @@ name = snakemake.config["name"]
 store = results.Store(results.home(name) / "store")
 
 
+def folder(file: Path, below: int) -> str:
+    """The part of the experiment that a result is of: "", or "studies/<name>/"."""
+    own = file.relative_to(results.home(name)).parts[:-below]
+    return "".join(f"{each}/" for each in own)
+
+
 def sync() -> None:
     for data in snakemake.input.data:
         record(Step.of_dataset(name, datasets.load(data)))
     for picture in map(Path, snakemake.input.partitions):
-        step = f"partition/{picture.parent.name}/{picture.stem}"
+        step = f"{folder(picture, 3)}partition/{picture.parent.name}/{picture.stem}"
         record(Step.of_files(name, step, [picture.with_suffix(".csv"), picture]))
     for file in map(Path, snakemake.input.runs):
-        log = TrainingLog(name, *file.parent.parts[-3:])
+        log = TrainingLog(name, *file.parent.parts[-3:], folder(file, 5))
         runs = pd.read_parquet(file)
         log.add((label, store.get(key)) for label, key in zip(runs["label"], runs["run"], strict=True))
         log.close([file, file.with_name("history.parquet")])

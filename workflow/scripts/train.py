@@ -12,13 +12,14 @@ from cgpfl.training import Training
 name = snakemake.config["name"]
 home = results.home(name)
 job = Job.from_plain(snakemake.params.job)
-title = f"train-{job.dataset}-{job.model}-{job.method}"
+folder = snakemake.wildcards.folder
+title = f"{folder.replace('/', '-')}train-{job.dataset}-{job.model}-{job.method}"
 with job_log(snakemake.log[0]):
     partitions = {part.seed: part for part in map(partition.load, snakemake.input.partitions)}
     training = Training(job, snakemake.params.training, datasets.load(snakemake.input.data), partitions)
     store = results.Store(home / "store")
     guard = Guard(name, title)
-    tracked = guard(TrainingLog, name, job.dataset, job.model, job.method)
+    tracked = guard(TrainingLog, name, job.dataset, job.model, job.method, folder)
 
     def log_runs(keys):
         guard(lambda: tracked.add(training.labelled(store, keys)))

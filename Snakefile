@@ -49,6 +49,11 @@ CHANGES = {
     )
     for name, study in experiment.loaded_studies.items()
 }
+# Jobs with rows of Table 1, which tuning is for, and the folders of their tuned runs.
+JOBS_OF_TABLE1 = [
+    f"{job.dataset}/{job.model}/{job.method}" for job in experiment.jobs_of_table1
+]
+TUNED = [f"results/{experiment.name}/tuned/runs/{job}" for job in JOBS_OF_TABLE1]
 PARTITIONS = [
     f"{folder}partitions/{dataset.name}/seed{seed}"
     for folder, part in PARTS.items()
@@ -85,6 +90,7 @@ include: "workflow/rules/tracking.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/partition.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/tune.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/studies.smk"
 include: "workflow/rules/figures.smk"
@@ -98,6 +104,7 @@ rule all:
         rules.tables.output,
         rules.figures.output,
         rules.studies.output if experiment.studies else [],
+        rules.tuned.output if experiment.tune else [],
         rules.report.output,
     message:
         "All tables and figures are made."

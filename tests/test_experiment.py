@@ -121,6 +121,16 @@ def test_a_study_is_the_main_experiment_with_changes_and_without_sweeps():
     assert [job.method for job in same.jobs] == ["local", "cgpfl", "cgpfl_heur"]
 
 
+def test_tuning_has_the_grids_of_the_types_unless_told_otherwise():
+    given = load(small(tune={"grids": {"cgpfl": {"lam": [1, 2]}}, "rounds": 7}))
+    assert given.tuning("cgpfl") == {"grid": {"lam": [1, 2]}, "seeds": [0], "rounds": 7, "validation": 0.2}
+    assert given.tuning("local")["grid"] == experiment.GRIDS["local"]
+    assert [job.method for job in given.jobs_of_table1] == ["local", "cgpfl", "cgpfl_heur"]
+    assert load(SMALL).tuning_seeds == []
+    for method, grid in experiment.GRIDS.items():
+        load(small(tune={"grids": {method: {name: list(values) for name, values in grid.items()}}}))
+
+
 def test_a_job_survives_the_way_through_plain_values():
     job = load(SMALL).jobs[1]
     assert Job.from_plain(json.loads(json.dumps(job.plain()))) == job
@@ -165,6 +175,15 @@ WRONG = {
         {"sweeps": {"lam": {"methods": ["pfedme", "pfedme"], "values": [1]}}},
         "sweeps.lam.methods: 'pfedme' stands there twice",
     ),
+    "tuning of nothing": (
+        {"tune": {"grids": {"cgpf": {}}}},
+        "tune.grids: 'cgpf' is not a method; .*Did you mean cgpfl",
+    ),
+    "tuning's parameter": ({"tune": {"grids": {"local": {"lam": [1]}}}}, "tune.grids.local.lam: unknown parameter"),
+    "tuning's value": ({"tune": {"grids": {"local": {"lr": [0]}}}}, "lr: 0 given, valid is a number above 0"),
+    "no values to tune": ({"tune": {"grids": {"local": {"lr": []}}}}, r"lr is \[\]; valid is a list that is not empty"),
+    "tuning's seeds": ({"tune": {"seeds": [1, 1]}}, "tune.seeds: 1 stands there twice"),
+    "a tuned study": ({"studies": {"a": {"tune": {}}}}, "studies.a.tune: a study cannot change this"),
     "share": ({"partition": {"train_share": 0}}, r"train_share is 0; valid is a number \(above 0 and at most 1\)"),
     "scale": ({"training": {"scale": "log"}}, 'training.scale is "log"; valid is standardise or unit'),
     "seeds of a sweep": (

@@ -35,6 +35,7 @@ from cgpfl.errors import UserError
 from cgpfl.methods.base import MOST, number_in
 
 Scalar = bool | int | float | str
+Grid = Mapping[str, Sequence[Scalar]]
 Params = dict[str, Any]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -51,6 +52,26 @@ STUDY_KEYS = ("seeds", "datasets", "models", "partition", "training", "params", 
 """What a study may change; all of it but sweeps comes from the main experiment where it does not."""
 TABLE1 = "table1"
 """The part of an experiment that `methods` describes; the other parts are its sweeps, by the parameter they vary."""
+
+
+_LR: Grid = {"lr": [0.005, 0.01, 0.02, 0.05, 0.1]}
+_PROXIMAL: Grid = {**_LR, "eta": [0.005, 0.01, 0.03, 0.05, 0.09], "lam": [1, 5, 7, 9, 11, 13, 15, 17, 19]}
+GRIDS: Mapping[str, Grid] = {
+    "local": _LR,
+    "fedavg": _LR,
+    "fedavg_ft": _LR,
+    "ifca": _LR,
+    # lam before lr: with a strong pull to the mean the method takes no larger step.
+    "l2sgd": {"lam": [0.1, 0.5, 1, 5, 12], **_LR, "p": [0.05, 0.09, 0.2, 0.5]},
+    "apfl": {**_LR, "mix": [0.1, 0.25, 0.5, 0.75, 0.9, "adaptive"]},
+    "perfedavg": {"meta_lr": [0.001, 0.005, 0.01, 0.05], "adapt_lr": [0.005, 0.01, 0.03, 0.1]},
+    "pfedme": _PROXIMAL,
+    "ditto": {**_LR, "lam": [0.01, 0.1, 0.5, 1, 2, 5, 12]},
+    "cgpfl": _PROXIMAL,
+    "cgpfl_heur": _PROXIMAL,
+    "cgpfl_oracle": _PROXIMAL,
+}
+"""By method, the values that tuning tries, in the order of its search. `lam` spans Table 2's, in steps of two."""
 
 
 class Section(BaseModel):
@@ -184,6 +205,23 @@ class Training(Section):
         return int(torch.cuda.is_available() if self.device == "auto" else self.device != "cpu")
 
 
+class Tune(Section):
+    """How methods are tuned; the search itself is in `cgpfl.tuning`."""
+
+    validation: float = Field(
+        0.2, gt=0, lt=1, description="share of a client's training samples that parameters are chosen on"
+    )
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = Field(
+        None, description="seeds of the tuning; the experiment's first if not given"
+    )
+    rounds: Count | None = Field(None, description="rounds of the tuning; those of training if not given")
+    grids: dict[str, dict[str, Annotated[list[Scalar], Field(min_length=1)]]] = Field(
+        {},
+        description="by method and parameter, in the order of the search, the values to try; a method left out has "
+        "the grid below, one with {} is not tuned",
+    )
+
+
 class Sweep(Section):
     """Runs that differ in one parameter."""
 
@@ -263,6 +301,9 @@ class Experiment(Section):
     sweeps: dict[str, Sweep] = Field(
         {}, description="parameters to vary and the methods to vary them for: lam is Table 2, contexts figure 3a"
     )
+    tune: Tune | None = Field(
+        None, description="tune the methods of Table 1 on validation data, and run them with what is chosen; {} does"
+    )
     studies: dict[str, dict[str, Any]] = Field(
         {}, description=f"by name, what a further experiment changes of this one: {', '.join(STUDY_KEYS)}"
     )
@@ -276,10 +317,10 @@ class Experiment(Section):
     def loaded_studies(self) -> dict[str, "Experiment"]:
         """The studies by name.
 
-        A study is this experiment without its sweeps and studies, with the study's keys merged over it: mappings key
-        by key, all else as a whole. Raises UserError as `load` does.
+        A study is this experiment without its sweeps, tuning and studies, with the study's keys merged over it:
+        mappings key by key, all else as a whole. Raises UserError as `load` does.
         """
-        base = self.model_dump(exclude={"sweeps", "studies"}, exclude_unset=True)
+        base = self.model_dump(exclude={"sweeps", "studies", "tune"}, exclude_unset=True)
         studies = {}
         for name, changes in self.studies.items():
             try:
@@ -316,6 +357,26 @@ class Experiment(Section):
     def sources(self) -> dict[str, Dataset]:
         """Every dataset by name, those of studies too."""
         return {dataset.name: dataset for part in self.by_folder.values() for dataset in part.datasets}
+
+    @property
+    def jobs_of_table1(self) -> list[Job]:
+        """The jobs with rows of Table 1, which are those that can be tuned."""
+        return [job for job in self.jobs if any(TABLE1 in run.parts for run in job.runs)]
+
+    @property
+    def tuning_seeds(self) -> list[int]:
+        """The seeds of the tuning; none where nothing is tuned."""
+        return [] if self.tune is None else self.tune.seeds or self.seeds[:1]
+
+    def tuning(self, method: str) -> Params:
+        """How a method is tuned, for `cgpfl.tuning.Tuning`; a method without a grid has an empty one."""
+        tune = self.tune or Tune()
+        return {
+            "grid": tune.grids.get(method, GRIDS.get(method, {})),
+            "seeds": self.tuning_seeds,
+            "rounds": tune.rounds or self.training.rounds,
+            "validation": tune.validation,
+        }
 
     def job(self, dataset: str, model: str, method: str) -> Job:
         """The training job of a dataset, model and method."""
@@ -514,6 +575,7 @@ def _check_names(experiment: Experiment) -> None:
         "models": [model.name for model in experiment.models],
         "methods": [entry.model_dump() for entry in experiment.methods],
     }
+    unique["tune.seeds"] = experiment.tuning_seeds
     for name, sweep in experiment.sweeps.items():
         unique[f"sweeps.{name}.methods"] = [entry.model_dump() for entry in sweep.methods]
         unique[f"sweeps.{name}.seeds"] = sweep.seeds or []
@@ -594,6 +656,10 @@ def _check_params(experiment: Experiment) -> None:
             _check_param(group, name, [value], anywhere)
     for i, entry in enumerate(experiment.methods):
         _check_entry(f"methods[{i}]", entry)
+    for method, grid in (experiment.tune.grids if experiment.tune else {}).items():
+        _check_known("tune.grids", "method", method, methods)
+        for name, values in grid.items():
+            _check_param(f"tune.grids.{method}", name, values, methods[method].params)
     for name, sweep in experiment.sweeps.items():
         lists = sweep.values.values() if isinstance(sweep.values, dict) else [sweep.values]
         for i, entry in enumerate(sweep.methods):
@@ -672,7 +738,10 @@ def _locate(location: Sequence[str | int]) -> tuple[str, dict[str, Any]]:
     schema = Experiment.model_json_schema()
     key, node, in_branch = "", schema, False
     for step in location:
-        if "anyOf" in node and not in_branch:
+        branches = [branch for branch in node.get("anyOf", []) if branch.get("type") != "null"]
+        if len(branches) == 1:
+            node = _resolved(schema, branches[0])  # null or one kind: pydantic's path names no branch
+        elif branches and not in_branch:
             in_branch = True  # of a union, pydantic's path names the branch
             continue
         in_branch = False
@@ -689,9 +758,14 @@ def _child(schema: Mapping[str, Any], node: Mapping[str, Any], step: str | int) 
             else branch.get("properties", {}).get(step, branch.get("additionalProperties") or None)
         )
         if isinstance(found, dict):
-            reference = found.get("$ref") or ""
-            return schema["$defs"][reference.rpartition("/")[2]] | found if reference else found
+            return _resolved(schema, found)
     return None
+
+
+def _resolved(schema: Mapping[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    """A node with what it refers to."""
+    reference = node.get("$ref") or ""
+    return schema["$defs"][reference.rpartition("/")[2]] | node if reference else node
 
 
 def in_words(node: Mapping[str, Any]) -> str:

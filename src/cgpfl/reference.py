@@ -9,14 +9,15 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 
 import cgpfl
 from cgpfl import datasets, models
-from cgpfl.experiment import STUDY_KEYS, Experiment, Section, in_words, load
+from cgpfl.experiment import GRIDS, STUDY_KEYS, Experiment, Section, in_words, load
 
 EMBEDDED: Mapping[str, Any] = {
     "name": "digits",
@@ -151,10 +152,17 @@ def tables() -> str:
         for name, method in {"all": methods["local"], **methods}.items()
         for first, param in _first(each for each in method.params.values() if (each.name in common) == (name == "all"))
     ]
+    grids = [
+        (f"`{method}`" if first else "", f"`{name}`", f"`{_flow(list(values))}`")
+        for method, grid in GRIDS.items()
+        for first, (name, values) in _first(iter(grid.items()))
+    ]
     parts = [
         _table(("key", "valid", "default", "meaning"), _keys("", Experiment)),
         "Methods, and the parameters that `params`, `methods` and `sweeps` can set:",
         _table(head, rows),
+        "What `tune` tries, if `tune.grids` says nothing of a method, in the order of the search:",
+        _table(("method", "parameter", "values"), grids),
     ]
     return "\n\n".join(parts)
 
@@ -162,12 +170,14 @@ def tables() -> str:
 def _keys(prefix: str, section: type[Section]) -> Iterator[tuple[str, ...]]:
     nodes = section.model_json_schema()["properties"]
     for name, field in section.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _keys(f"{prefix}{name}.", inner)
-        else:
+        kinds = get_args(field.annotation) if get_origin(field.annotation) is UnionType else [field.annotation]
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        if not inner or len(kinds) > 1:
             default = "needed" if field.is_required() else f"`{_flow(field.default)}`"
-            yield f"`{prefix}{name}`", in_words(nodes[name]), default, field.description or ""
+            valid = "a mapping of the keys below or null" if inner else in_words(nodes[name])
+            yield f"`{prefix}{name}`", valid, default, field.description or ""
+        if inner:
+            yield from _keys(f"{prefix}{name}.", inner[0])
 
 
 def _param_cells(param: cgpfl.Param) -> tuple[str, ...]:

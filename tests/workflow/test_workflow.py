@@ -27,6 +27,7 @@ TINY = {
     "params": {"local_steps": 2, "inner_steps": 2},
     "methods": ["fedavg", {"cgpfl": {"contexts": 2}}],
     "sweeps": {"lam": {"methods": [{"cgpfl": {"contexts": 2}}], "values": [5, 12]}},
+    "tune": {"rounds": 2, "grids": {"fedavg": {"lr": [0.005, 0.5]}, "cgpfl": {}}},
     "studies": {
         "half": {"partition": {"train_share": 0.5}, "methods": ["fedavg"], "training": {"scale": "unit"}},
         "same": {"methods": ["fedavg"]},
@@ -102,6 +103,12 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
     table = pd.read_csv(home / "tables/table1.csv")
     columns = "dataset,model,method,tested,n_seeds,final_mean,final_std,best_mean,best_std,paper,difference"
     assert ",".join(table.columns) == columns
+    tuned = pd.read_csv(home / "tables/table1_tuned.csv")
+    assert list(tuned.columns) == list(table.columns)
+    assert set(tuned["method"]) == {"fedavg", "cgpfl"}
+    choices = pd.read_csv(home / "tables/tuned_choices.csv")
+    assert choices["value"].tolist() == [0.005, 0.5]
+    assert choices.loc[choices["chosen"], "validation_accuracy"].tolist() == [choices["validation_accuracy"].max()]
     assert set(table["method"]) == {"fedavg", "cgpfl"}
     assert table["final_mean"].between(0, 100).all()
     by_lam = pd.read_csv(home / "tables/table2.csv")
@@ -132,7 +139,7 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
 
 def test_every_rule_has_a_log_and_a_benchmark(project):
     home = project / "results/tiny"
-    for rule in ("tracking", "data", "partition", "train", "tables", "studies", "figures", "report"):
+    for rule in ("tracking", "data", "partition", "train", "tune", "tuned", "tables", "studies", "figures", "report"):
         assert list(home.glob(f"logs/{rule}*")), rule
         assert list(home.glob(f"benchmarks/{rule}*")), rule
     lines = (home / "logs/train/digits/mlr/cgpfl.log").read_text()
@@ -142,12 +149,14 @@ def test_every_rule_has_a_log_and_a_benchmark(project):
 def test_every_step_and_run_is_tracked(project):
     steps, keys = tracked(project)
     trained = {"train/digits/mlr/fedavg", "train/digits/mlr/cgpfl"}
-    made = {"data/digits", "partition/digits/seed0", "tables", "figures", "studies"}
+    made = {"data/digits", "partition/digits/seed0", "tables", "figures", "studies", "tuned"}
+    made |= {"tuned/train/digits/mlr/fedavg", "tuned/train/digits/mlr/cgpfl"}
     for study in ("half", "same"):
         made |= {f"studies/{study}/partition/digits/seed0", f"studies/{study}/train/digits/mlr/fedavg"}
     assert steps == made | trained
     assert keys == set(stored(project))
-    assert len(keys) == 4  # the study that changes nothing has the main experiment's run
+    # Two of fedavg's tuning, and what it chose if that is not Table 1's; the study that changes nothing adds none.
+    assert len(keys) in (6, 7)
 
 
 def test_unchanged_work_is_not_done_again(project):
@@ -197,6 +206,8 @@ def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_s
     assert jobs(output) == {
         "partition": 3,
         "train": 4,
+        "tune": 2,
+        "tuned": 1,
         "tables": 1,
         "studies": 1,
         "figures": 1,
@@ -207,7 +218,7 @@ def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_s
     assert "sync` logs them" in output
     assert tracked(project) == (steps, keys)
     now = stored(project)
-    assert len(now) == 2 * len(kept)
+    assert len(now) == 2 * len(kept) - 2  # tuning has its own seed
     assert kept.items() <= now.items()
     table = pd.read_csv(project / "results/tiny/tables/table1.csv")
     assert (table["n_seeds"] == 2).all()
@@ -227,7 +238,7 @@ def test_a_killed_job_loses_only_what_it_was_at(tmp_path):
     several = {"contexts": {"methods": ["cgpfl"], "values": [1, 2, 3, 4, 5]}}  # each a batch of its own
     training = {**TINY["training"], "rounds": 400}
     (folder / "tiny.yaml").write_text(
-        yaml.safe_dump({**TINY, "methods": ["cgpfl"], "sweeps": several, "training": training})
+        yaml.safe_dump({**TINY, "methods": ["cgpfl"], "sweeps": several, "training": training, "studies": {}})
     )
     target = "results/tiny/runs/digits/mlr/cgpfl/runs.parquet"
     with open(folder / "output", "w") as output:

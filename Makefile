@@ -9,7 +9,7 @@ VENV := .venv
 STAMP := $(VENV)/installed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: env run test lint config bench
+.PHONY: env run test lint config page bench
 
 env: $(STAMP)
 
@@ -37,6 +37,10 @@ lint: env
 # Writes config/config.yaml, config/schema.json and the tables of config/README.md from the types.
 config: env
 	python -m cgpfl.reference config
+
+# Writes docs/REPRODUCTION.md from its template and what is in results/paper.
+page: env
+	python -m cgpfl.page results/paper docs/REPRODUCTION.md
 
 # Gradient steps per second beside the usual way, where a run's time goes, and how it scales (about 20 minutes).
 bench: env

@@ -54,6 +54,7 @@ JOBS_OF_TABLE1 = [
     f"{job.dataset}/{job.model}/{job.method}" for job in experiment.jobs_of_table1
 ]
 TUNED = [f"results/{experiment.name}/tuned/runs/{job}" for job in JOBS_OF_TABLE1]
+ALL_RUNS = {**RUNS, **({"tuned": TUNED} if experiment.tune else {})}
 PARTITIONS = [
     f"{folder}partitions/{dataset.name}/seed{seed}"
     for folder, part in PARTS.items()
@@ -94,6 +95,7 @@ include: "workflow/rules/tune.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/studies.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/sync.smk"
 
@@ -105,6 +107,9 @@ rule all:
         rules.figures.output,
         rules.studies.output if experiment.studies else [],
         rules.tuned.output if experiment.tune else [],
+        rules.claims.output,
+        rules.cost_of_run.output,
+        rules.page.output if experiment.name == "paper" else [],
         rules.report.output,
     message:
         "All tables and figures are made."

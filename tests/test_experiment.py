@@ -192,6 +192,7 @@ WRONG = {
     ),
     "a study's key": ({"studies": {"a": {"method": []}}}, "studies.a.method: a study cannot .* Did you mean methods"),
     "a study's name": ({"studies": {"a b": {}}}, "studies: 'a b' is no name of a study; valid is"),
+    "a name that is taken": ({"studies": {"tuned": {}}}, "'tuned' cannot be a study's name; .* any but main and tuned"),
     "a study's value": ({"studies": {"a": {"params": {"lr": -1}}}}, "studies.a: params.lr: -1 given, valid is"),
     "a study of a study": ({"studies": {"a": {"studies": {}}}}, "studies.a.studies: a study cannot change this"),
     "no study": ({"studies": {"a": 3}}, "studies.a is 3; valid is a mapping of keys"),

@@ -104,8 +104,8 @@ def make_heuristic(runs):
         complexity = 0.5 * np.sqrt(k)
         cost = 2.2 * np.maximum(1 - k / (run.contexts_chosen - 0.5), 0.02 / k) * (1 + 0.05 * run.seed)
         frames.append(pd.DataFrame({
-            "run": run.run, "contexts": k, "complexity": complexity, "cost": cost, "e": complexity + cost,
-            "chosen": k == run.contexts_chosen,
+            "run": run.run, "round": 1, "mu": 1.0, "contexts": k, "complexity": complexity,
+            "cost": cost, "e": complexity + cost, "chosen": k == run.contexts_chosen,
         }))  # fmt: skip
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["run"])
 
@@ -402,3 +402,43 @@ def test_nothing_is_clipped_or_overlaps_the_legend(frames):
                 assert inside.contains(box.x1, box.y1)
             for legend in figure.legends:
                 assert not legend.get_window_extent().overlaps(panel.get_tightbbox())
+
+
+def make_studies(changes, methods=("local", "pfedme", "cgpfl[contexts=4]", "fedavg")):
+    rows = [
+        {
+            "study": study, "changes": text, "train_samples": samples, "dataset": "mnist", "model": "mlr",
+            "method": method, "tested": tested, "final_mean": 80.0 + i + place, "final_std": 1.0,
+        }
+        for place, (study, (text, samples)) in enumerate(changes.items())
+        for i, method in enumerate(methods)
+        for tested in ("personal", "local")
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_accuracy_by_samples_has_the_studies_of_nothing_but_data():
+    changes = {"main": ("", 100.0), "same": ("", 100.0), "few": ("partition.train_share=0.1", 10.0)}
+    changes |= {"eta": ("params.eta=0.1", 100.0), "both": ("params.lr=1, partition.train_share=0.1", 10.0)}
+    figure = figures.accuracy_by_samples(make_studies(changes))
+    [panel] = figure.axes
+    assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]"]
+    assert [list(line.get_xdata()) for line in panel.lines] == [[10, 100]] * 3
+    assert list(panel.lines[0].get_ydata()) == [82, 80]
+    assert "Nothing to draw" in text_of(figures.accuracy_by_samples(make_studies({"main": ("", 100.0)})))
+
+
+def test_accuracy_by_partition_has_a_group_for_each_scheme():
+    changes = {"main": ("", 100.0), "mixed": ("partition.groups=5, partition.scheme=contexts", 90.0)}
+    figure = figures.accuracy_by_partition(make_studies(changes | {"eta": ("params.eta=0.1", 100.0)}))
+    [panel] = figure.axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["main", "mixed"]
+    assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]"]
+    assert "Nothing to draw" in text_of(figures.accuracy_by_partition(make_studies({"main": ("", 100.0)})))
+
+
+def test_the_choice_by_mu_falls_from_all_to_one_context(frames):
+    panel = figures.draw("mu", frames).axes[0]
+    chosen = panel.lines[0].get_ydata()
+    assert (np.diff(chosen) >= 0).all()
+    assert chosen[0] == 1

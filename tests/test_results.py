@@ -171,3 +171,14 @@ def test_the_key_of_files_is_that_of_their_contents(tmp_path):
     assert results.file_key([one / "table.csv"]) == results.file_key([other / "table.csv"])
     (one / "table.csv").write_text("a,c\n")
     assert results.file_key([one / "table.csv"]) != results.file_key([other / "table.csv"])
+
+
+def test_the_cost_of_a_run_adds_up_its_benchmarks(tmp_path):
+    for name, seconds, memory in (("train/a/b", 60, 900), ("train/a/c", 30, 1000), ("studies/x/train/a", 9, 50)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.tsv").write_text(f"s\tmax_rss\n{seconds}\t{memory}\n")
+    (tmp_path / "studies.tsv").write_text("s\tmax_rss\n2\t-\n")
+    table = results.cost_of_run(tmp_path)
+    assert table.columns.tolist() == ["part", "jobs", "wall_s", "longest_s", "peak_mb"]
+    assert table.iloc[:2].to_numpy().tolist() == [["train", 2, 90, 60, 1000], ["x: train", 1, 9, 9, 50]]
+    assert table.iloc[2]["part"] == "studies"

@@ -440,3 +440,32 @@ def test_studies_are_compared_with_the_main_experiment_seed_by_seed():
     assert less["to_main_mean"] == pytest.approx(-7)  # -10 and -4
     assert less["to_main_std"] == pytest.approx(np.sqrt(18))
     assert (less["shared_seeds"], table.iloc[0]["to_main_mean"]) == (2, 0)
+
+
+HEURISTIC = pd.DataFrame(
+    {
+        "run": ["a"] * 3,
+        "round": 1,
+        "contexts": [1, 2, 3],
+        "complexity": [1.0, 2.0, 3.0],
+        "cost": [1.0, 0.4, 0.2],
+        "mu": 2.0,
+        "chosen": [False, True, False],
+    }
+)
+
+
+def test_contexts_by_mu_by_hand():
+    # K=2 beats K=1 from mu = 1/.6 on, and K=3 beats K=2 from mu = 1/.2 on
+    found = tables.contexts_by_mu(HEURISTIC, [0.5, 0.8, 1.0, 2.4, 3.0])
+    assert found["mu"].tolist() == [1.0, 1.6, 2.0, 4.8, 6.0]
+    assert found["contexts"].tolist() == [1, 1, 2, 2, 3]
+
+
+def test_the_range_of_mu_that_chooses_the_same():
+    runs = pd.DataFrame([run("a", method="cgpfl_heur", mu="auto")])
+    [row] = tables.choice_by_mu(runs, HEURISTIC).to_dict("records")
+    assert (row["seed"], row["mu"], row["contexts"]) == (0, 2, 2)
+    assert 1 / 0.6 <= row["mu_from"] < 1.15 / 0.6
+    assert 5 / 1.15 < row["mu_to"] <= 5
+    assert tables.choice_by_mu(runs[:0], HEURISTIC[:0]).empty

@@ -50,6 +50,8 @@ PUBLISHED = {
 """Datasets of ten classes whose samples' shape and number (in the pool) are known before they are there."""
 STUDY_KEYS = ("seeds", "datasets", "models", "partition", "training", "params", "model_params", "methods", "sweeps")
 """What a study may change; all of it but sweeps comes from the main experiment where it does not."""
+RESERVED = ("main", "tuned")
+"""Names that the main experiment and its tuned methods have among studies."""
 TABLE1 = "table1"
 """The part of an experiment that `methods` describes; the other parts are its sweeps, by the parameter they vary."""
 
@@ -550,6 +552,8 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 def _check_studies(experiment: Experiment) -> None:
     """Every study is an experiment that changes what it may, and a name is one dataset everywhere."""
     for name, changes in experiment.studies.items():
+        if name in RESERVED:
+            raise UserError(f"studies: {name!r} cannot be a study's name; valid is any but {_names(RESERVED)}.")
         if not re.match(NAME, name):
             raise UserError(f"studies: {name!r} is no name of a study; valid is {in_words({'pattern': NAME})}.")
         for key in changes:

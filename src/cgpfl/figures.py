@@ -79,12 +79,17 @@ LOOKS: Mapping[str, Look] = {
     "pfedme": Look(GREEN, (0, (3, 1.5)), "s"),
     "ditto": Look(PURPLE, (0, (1, 1.2)), "^"),
     "perfedavg": Look(ORANGE, (0, (5, 1.5, 1, 1.5)), "D"),
+    "local": Look(BLACK, (0, (1, 2)), "v"),
+    "fedavg_ft": Look(SKY, (0, (4, 1)), "X"),
 }
 """The look of each method that a figure draws."""
 CROSS: Mapping[str, Any] = {"marker": "X", "color": "white", "mec": BLACK, "ms": 6, "ls": "", "zorder": 6}
 """A seed has diverged."""
+CRITERION = Look("0.6", (0, (1, 1)), "")
 STAR: Mapping[str, Any] = {"marker": "*", "color": BLUE, "mec": BLACK, "mew": 0.5, "ms": 10}
 """The number of contexts that cgpfl_heur chose."""
+BASELINES = ("local", "fedavg_ft", "ditto", "pfedme", "cgpfl", "cgpfl_oracle")
+"""The methods of the figures over studies."""
 CONVERGENCE = ("cgpfl", "cgpfl_heur", "pfedme", "ditto", "perfedavg")
 CONTEXT_COLOURS = (BLUE, ORANGE, YELLOW, "#141414", SKY, VERMILLION, GREEN, PURPLE)
 """Neighbours differ in lightness, so that the contexts of figure 4 can be told apart in grey."""
@@ -168,11 +173,14 @@ def convergence(
 
 
 @_styled
-def accuracy_by_contexts(sweep: pd.DataFrame, table1: pd.DataFrame, history: pd.DataFrame) -> Figure:
+def accuracy_by_contexts(
+    sweep: pd.DataFrame, table1: pd.DataFrame, history: pd.DataFrame, heuristic: pd.DataFrame | None = None
+) -> Figure:
     """Figure 3a: final accuracy of cgpfl by its number of contexts K, a panel a dataset and model.
 
-    `sweep`: the runs that vary `contexts`. `table1`: the runs of Table 1, which give a star for each K that
-    cgpfl_heur chose (mean over the seeds that chose it) and lines for cgpfl_oracle and pfedme.
+    `sweep`: the runs that vary `contexts`. `heuristic`: the criterion e(K) of cgpfl_heur, drawn in grey on an axis of
+    its own. `table1`: the runs of Table 1, which give a star for each K that cgpfl_heur chose (mean over
+    the seeds that chose it) and lines for cgpfl_oracle and pfedme.
     """
     sweep = sweep[sweep["method"] == "cgpfl"]
     if sweep.empty:
@@ -180,20 +188,29 @@ def accuracy_by_contexts(sweep: pd.DataFrame, table1: pd.DataFrame, history: pd.
     rows = _final(sweep.assign(label=[tables.without(label, "contexts") for label in sweep["label"]]), history)
     others = _final(table1, history)
     curves, lines = _looks(rows, ["cgpfl"]), _looks(others, ["cgpfl_oracle", "pfedme"])
-    heuristic = others[others["method"] == "cgpfl_heur"]
+    chosen_by = others[others["method"] == "cgpfl_heur"]
+    criteria = (
+        pd.DataFrame() if heuristic is None else tables.with_runs(_first_setting(table1, "cgpfl_heur"), heuristic)
+    )
     figure, panels = _panels(rows)
     for pair, panel in panels.items():
         _curves(panel, _of(rows, pair), "final", curves, x="contexts")
         for label, look in lines.items():
             own = _of(others[others["label"] == label], pair)
             panel.axhline(own["final"].mean(skipna=False), color=look.colour, ls=look.line)
-        if len(heuristic):
-            seeds = _of(heuristic, pair).groupby("contexts_chosen")["final"]
+        if len(criteria):
+            right = panel.twinx()
+            _curve(right, _of(criteria, pair), "e", CRITERION, x="contexts")
+            right.grid(visible=False)
+            right.tick_params(axis="y", length=0, labelsize=6, labelcolor=CRITERION.colour)
+        if len(chosen_by):
+            seeds = _of(chosen_by, pair).groupby("contexts_chosen")["final"]
             chosen = seeds.agg(lambda finals: finals.mean(skipna=False))
             panel.plot(chosen.index, chosen, ls="", zorder=5, **STAR)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label(panels, "number of contexts K", "test accuracy (%)")
-    stars = [Line2D([], [], ls="", label="K chosen by cgpfl_heur", **STAR)] if len(heuristic) else []
+    stars = [Line2D([], [], ls="", label="K chosen by cgpfl_heur", **STAR)] if len(chosen_by) else []
+    stars += _handles({"e(K), right axis": CRITERION}) if len(criteria) else []
     plain = [Line2D([], [], color=look.colour, ls=look.line, label=label) for label, look in lines.items()]
     _legend(figure, [*_handles(curves), *stars, *plain, *_cross_handle(rows)])
     return figure
@@ -338,6 +355,79 @@ def criterion(runs: pd.DataFrame, heuristic: pd.DataFrame) -> Figure:
 
 
 @_styled
+def contexts_by_mu(runs: pd.DataFrame, heuristic: pd.DataFrame) -> Figure:
+    """The K that cgpfl_heur would choose by mu, as a multiple of the mu it had: from the terms of e(K), no training."""
+    runs = _first_setting(runs, "cgpfl_heur")
+    rows = tables.with_runs(runs, tables.contexts_by_mu(heuristic[heuristic["run"].isin(runs["run"])]))
+    if rows.empty:
+        return note("Nothing to draw: the choice of K by mu needs a run of cgpfl_heur.")
+    figure, panels = _panels(rows, height=1.9)
+    for pair, panel in panels.items():
+        _curve(panel, _of(rows, pair), "contexts", Look(BLUE, "-", ""), x="relative_mu")
+        panel.axvline(1.0, color="0.5", lw=0.8, ls=(0, (3, 2)))
+        panel.set_xscale("log")
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    _label(panels, "mu / mu used", "chosen K")
+    return figure
+
+
+@_styled
+def accuracy_by_samples(studies: pd.DataFrame) -> Figure:
+    """Final accuracy by a client's mean number of training samples, from the table of studies.
+
+    Drawn are the main experiment and the studies that change nothing but `partition.train_share`.
+    """
+    rows = _of_studies(studies, r"(partition\.train_share=[^,]*)?")
+    if rows["train_samples"].nunique() < 2:
+        return note("Nothing to draw: accuracy by training samples needs studies with other train_share.")
+    looks = _looks(rows, BASELINES)
+    figure, panels = _panels(rows, height=2.4)
+    for pair, panel in panels.items():
+        for label, look in looks.items():
+            own = _of(rows[rows["label"] == label], pair).sort_values("train_samples").set_index("train_samples")
+            _band(panel, own["final_mean"], own["final_std"], look)
+        panel.set_xscale("log")
+    _label(panels, "training samples of a client (mean)", "test accuracy (%)")
+    _legend(figure, _handles(looks))
+    return figure
+
+
+@_styled
+def accuracy_by_partition(studies: pd.DataFrame) -> Figure:
+    """Final accuracies under other schemes of partition, from the table of studies, beside the main experiment's."""
+    rows = _of_studies(studies, r"(.*partition\.scheme=.*)?")
+    names = list(pd.unique(rows["study"]))
+    if len(names) < 2:
+        return note("Nothing to draw: the comparison of partitions needs studies with another partition.scheme.")
+    looks = _looks(rows, BASELINES)
+    several = rows.groupby(["dataset", "model"])["study"].transform("nunique") > 1
+    figure, panels = _panels(rows[several], height=2.4)
+    offsets = 0.7 * (np.arange(len(looks)) - (len(looks) - 1) / 2) / len(looks)
+    for pair, panel in panels.items():
+        for offset, (label, look) in zip(offsets, looks.items(), strict=True):
+            for row in _of(rows[rows["label"] == label], pair).to_dict("records"):
+                at = names.index(row["study"]) + offset
+                _point(panel, at, row["final_mean"], row["final_std"], look, number=False)
+        panel.set_xticks(range(len(names)), names)
+        panel.grid(visible=False, axis="x")
+    _label(panels, "partition", "test accuracy (%)")
+    _legend(figure, _handles(looks, line=False))
+    return figure
+
+
+def _of_studies(studies: pd.DataFrame, changes: str) -> pd.DataFrame:
+    """The rows of BASELINES' headline models in the studies whose changes match, one for each setting of the study.
+
+    Of studies that change the same the first counts, for a method: the main experiment before those equal to it.
+    """
+    studies = studies.fillna({"changes": ""})
+    studies = studies[studies["changes"].str.fullmatch(changes)]
+    rows = studies.drop_duplicates(["changes", "dataset", "model", "method"])
+    rows = rows.assign(label=rows["method"], method=rows["method"].str.partition("[")[0])
+    return rows[rows["method"].isin(BASELINES)]
+
+
+@_styled
 def partition(statistics: pd.DataFrame, title: str = "") -> Figure:
     """Samples of each client (a column) and class (a row), train and test apart.
 
@@ -378,12 +468,13 @@ def partition(statistics: pd.DataFrame, title: str = "") -> Figure:
 _FIGURES: Mapping[str, Callable[[Frames], Figure]] = {
     "figure1": lambda frames: _convergence_of(frames, 0),
     "figure2": lambda frames: _convergence_of(frames, 1),
-    "figure3a": lambda f: accuracy_by_contexts(tables.part(f.runs, "contexts"), f.table1, f.history),
+    "figure3a": lambda f: accuracy_by_contexts(tables.part(f.runs, "contexts"), f.table1, f.history, f.heuristic),
     "figure3b": lambda f: side_by_side(f.table1, f.history),
     "figure4": lambda f: contexts_by_client(f.table1, f.assignments, f.contexts),
     "figure5a": lambda f: distances(f.table1, f.clustering),
     "figure5b": lambda f: kmeans_iterations(f.table1, f.clustering),
     "heuristic": lambda f: criterion(f.table1, f.heuristic),
+    "mu": lambda f: contexts_by_mu(f.table1, f.heuristic),
 }
 NAMES = tuple(_FIGURES)
 """The figures of an experiment."""
@@ -496,6 +587,14 @@ def _curve(panel: Axes, rows: pd.DataFrame, y: str, look: Look, x: str = "round"
     """Draws the mean over seeds of column `y` by `x` with its band, and returns it (NaN once a seed diverged)."""
     table = rows.pivot(index=x, columns="seed", values=y)
     mean, std = table.mean(axis=1, skipna=False), table.std(axis=1, ddof=1, skipna=False)
+    _band(panel, mean, std, look, position)
+    if "diverged" in rows and rows["diverged"].astype(bool).any():
+        _crosses(panel, mean, look, x)
+    return mean
+
+
+def _band(panel: Axes, mean: pd.Series, std: pd.Series, look: Look, position: int = 0) -> None:
+    """A curve of means by their index with a band of one standard deviation; markers differ with the position."""
     step = max(1, len(mean) // 8)
     every = (position * step // 5 % step, step) if len(mean) > 24 else None
     size = 6 if look.marker == "*" else 3.5
@@ -511,9 +610,6 @@ def _curve(panel: Axes, rows: pd.DataFrame, y: str, look: Look, x: str = "round"
     )
     if std.notna().any():
         panel.fill_between(mean.index, mean - std, mean + std, color=look.colour, alpha=0.18, lw=0)
-    if "diverged" in rows and rows["diverged"].astype(bool).any():
-        _crosses(panel, mean, look, x)
-    return mean
 
 
 def _crosses(panel: Axes, mean: pd.Series, look: Look, x: str) -> None:
@@ -531,8 +627,8 @@ def _cross_handle(rows: pd.DataFrame) -> list[Line2D]:
     return [Line2D([], [], label="diverged", **CROSS)] if rows["diverged"].astype(bool).any() else []
 
 
-def _point(panel: Axes, x: float, mean: float, std: float, look: Look) -> None:
-    """A mean with its standard deviation and its number above; the word `diverged` where there is none."""
+def _point(panel: Axes, x: float, mean: float, std: float, look: Look, number: bool = True) -> None:
+    """A mean with its standard deviation and, if wanted, its number above; the word `diverged` where there is none."""
     if np.isnan(mean):
         panel.text(
             x,
@@ -559,6 +655,8 @@ def _point(panel: Axes, x: float, mean: float, std: float, look: Look) -> None:
         capsize=2,
         elinewidth=1,
     )
+    if not number:
+        return
     panel.annotate(
         f"{mean:.1f}",
         (x, mean + spread),

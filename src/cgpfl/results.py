@@ -169,6 +169,26 @@ def _empty(name: str) -> pd.DataFrame:
     return pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in COLUMNS[name].items()})
 
 
+def cost_of_run(folder: Path) -> pd.DataFrame:
+    """What each part of an experiment took, from Snakemake's benchmark files in a folder.
+
+    A part is a rule, or `<study>: <rule>`: number of `jobs`, `wall_s` of all and `longest_s` of one in seconds,
+    `peak_mb` memory (resident, MB) of the largest; slowest part first. Jobs run side by side add up in `wall_s`. A job
+    that found its runs in the store counts with the time of that.
+    """
+    rows = []
+    for file in sorted(folder.rglob("*.tsv")):
+        own = file.relative_to(folder).with_suffix("").parts
+        study, rule = (f"{own[1]}: ", own[2]) if own[0] == "studies" and len(own) > 1 else ("", own[0])
+        taken = pd.read_csv(file, sep="\t", na_values="-").iloc[-1]
+        rows.append({"part": study + rule, "wall_s": taken["s"], "peak_mb": taken["max_rss"]})
+    jobs = pd.DataFrame(rows, columns=["part", "wall_s", "peak_mb"]).groupby("part")
+    table = jobs.agg(
+        jobs=("wall_s", "size"), wall_s=("wall_s", "sum"), longest_s=("wall_s", "max"), peak_mb=("peak_mb", "max")
+    )
+    return table.sort_values("wall_s", ascending=False, kind="stable").round(1).reset_index()
+
+
 def join(parts: Sequence[Frames]) -> dict[str, pd.DataFrame]:
     """Frames of several runs or jobs, one below the other."""
     joined = {}

@@ -162,11 +162,15 @@ def comparable(runs: pd.DataFrame) -> pd.DataFrame:
     `cgpfl[contexts=4]` whether or not other runs of the study have another number. Where a method has several
     settings with one number of contexts, the first counts.
     """
-    runs = part(runs, "table1")
+    return labelled_by_contexts(part(runs, "table1")).drop_duplicates(["dataset", "model", "label", "seed"])
+
+
+def labelled_by_contexts(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs under their method's name, with its number of contexts if it is given one."""
     contexts = runs["contexts"] if "contexts" in runs.columns else pd.Series(np.nan, runs.index)
     pairs = zip(runs["method"], contexts, strict=True)
     labels = [method if pd.isna(number) else f"{method}[contexts={number:g}]" for method, number in pairs]
-    return runs.assign(label=labels).drop_duplicates(["dataset", "model", "label", "seed"])
+    return runs.assign(label=labels)
 
 
 def studies(
@@ -198,6 +202,37 @@ def studies(
 def _moved(rows: pd.DataFrame) -> dict[str, float]:
     shared = rows["to_main"].dropna()
     return {"to_main_mean": shared.mean(), "to_main_std": shared.std(ddof=1), "shared_seeds": len(shared)}
+
+
+MU = tuple(float(mu) for mu in np.geomspace(0.01, 100, 81))
+"""Multiples of the mu used, at which `contexts_by_mu` asks for K."""
+
+
+def contexts_by_mu(heuristic: pd.DataFrame, multiples: Sequence[float] = MU) -> pd.DataFrame:
+    """The K of least e(K) = complexity(K) + mu * cost(K), for multiples of the mu that each run of cgpfl_heur used.
+
+    `heuristic`: the criterion by run and `contexts`. Columns `run`, `relative_mu`, `mu`, `contexts`; of equal e the
+    smaller K.
+    """
+    rows = []
+    for key, own in heuristic.sort_values("contexts").groupby("run", sort=False):
+        own = own[own["round"] == own["round"].max()]
+        used = float(own["mu"].iloc[0])
+        for multiple in multiples:
+            best = np.argmin(own["complexity"] + multiple * used * own["cost"])
+            rows.append((key, multiple, multiple * used, int(own["contexts"].iloc[best])))
+    return pd.DataFrame(rows, columns=["run", "relative_mu", "mu", "contexts"])
+
+
+def choice_by_mu(runs: pd.DataFrame, heuristic: pd.DataFrame) -> pd.DataFrame:
+    """For each dataset, model and seed of cgpfl_heur: its mu, its K, and the range of mu that would choose that K."""
+    rows = with_runs(runs[runs["method"] == "cgpfl_heur"], heuristic)
+    chosen = rows[rows["chosen"].astype(bool)].drop_duplicates("run", keep="last").set_index("run")
+    same = contexts_by_mu(rows).join(chosen[["contexts"]].rename(columns={"contexts": "chosen"}), on="run")
+    span = same[same["contexts"] == same["chosen"]].groupby("run")["mu"].agg(["min", "max"])
+    table = chosen.join(span.rename(columns={"min": "mu_from", "max": "mu_to"}))
+    names = ["dataset", "model", "seed", "mu", "contexts", "mu_from", "mu_to"]
+    return table.reindex(columns=names).reset_index(drop=True)
 
 
 def headline_rows(table: pd.DataFrame) -> pd.DataFrame:
@@ -312,7 +347,7 @@ def summary(table: pd.DataFrame, width: int = 100) -> str:
 
 
 def _summary_cells(row: Mapping[str, Any]) -> list[str]:
-    accuracies = [_mean_std(row, "final"), _mean_std(row, "best"), _number(row["paper"])]
+    accuracies = [mean_std(row, "final"), mean_std(row, "best"), _number(row["paper"])]
     return [row["tested"], str(row["n_seeds"]), *accuracies]
 
 
@@ -387,14 +422,15 @@ def _number(value: float) -> str:
     return "" if pd.isna(value) else f"{value:.2f}"
 
 
-def _mean_std(row: Mapping[str, float], name: str) -> str:
+def mean_std(row: Mapping[Any, Any], name: str) -> str:
+    """A mean with its standard deviation as text: columns `<name>_mean` and `<name>_std`; `diverged` without a mean."""
     mean, std = row[f"{name}_mean"], row[f"{name}_std"]
     if pd.isna(mean):
         return "diverged"
     return f"{mean:.2f}" if pd.isna(std) else f"{mean:.2f} ± {std:.2f}"
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
     """A Markdown table whose first `left` columns are aligned to the left and the others to the right."""
     rule = [":--" if i < left else "--:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
@@ -410,15 +446,15 @@ def _table1_section(table: pd.DataFrame) -> str:
                 f"`{row['method']}`" if mark else "",
                 f"{mark}{row['tested']}{mark}",
                 str(row["n_seeds"]),
-                f"{mark}{_mean_std(row, 'final')}{mark}",
-                _mean_std(row, "best"),
+                f"{mark}{mean_std(row, 'final')}{mark}",
+                mean_std(row, "best"),
                 _number(row["paper"]),
                 "" if pd.isna(row["difference"]) else f"{row['difference']:+.2f}",
             ]
         )
     head = ["method", "tested", "seeds", "final", "best", "paper", "final - paper"]
     columns = len(head) if table["paper"].notna().any() else len(head) - 2
-    return _markdown(head[:columns], [row[:columns] for row in rows], left=2)
+    return markdown(head[:columns], [row[:columns] for row in rows], left=2)
 
 
 def _table2_section(table: pd.DataFrame) -> str:
@@ -427,10 +463,10 @@ def _table2_section(table: pd.DataFrame) -> str:
     rows = []
     for method, group in table.groupby("method", sort=False):
         of_lam = {row["lam"]: row for row in _records(group)}
-        rows.append([f"`{method}`", *(_mean_std(of_lam[lam], "final") if lam in of_lam else "" for lam in lams)])
+        rows.append([f"`{method}`", *(mean_std(of_lam[lam], "final") if lam in of_lam else "" for lam in lams)])
         if group["paper"].notna().any():
             rows.append(["*paper*", *(_number(of_lam[lam]["paper"]) if lam in of_lam else "" for lam in lams)])
-    return _markdown(["lambda", *(f"{lam:g}" for lam in lams)], rows, left=1)
+    return markdown(["lambda", *(f"{lam:g}" for lam in lams)], rows, left=1)
 
 
 def _diverged_lines(runs: pd.DataFrame) -> list[str]:

@@ -122,7 +122,23 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
     samples = studies["train_samples"]
     assert samples["half", "fedavg"] == pytest.approx(samples["main", "fedavg"] / 2, abs=2)
     assert studies.loc[("same", "fedavg"), ["to_main_mean", "shared_seeds"]].tolist() == [0, 1]
-    for name in ("figure1", "figure2", "figure3a", "figure3b", "figure4", "figure5a", "figure5b"):
+    claims = pd.read_csv(home / "claims.csv").set_index("id")["verdict"]
+    assert claims["cgpfl[contexts=4] > fedavg, shared"] == "not tested"
+    assert (home / "claims.md").read_text().startswith(f"{len(claims)} claims: ")
+    parts = set(pd.read_csv(home / "tables/cost_of_run.csv")["part"])
+    assert {"train", "tune", "half: train", "figures"} <= parts
+    for name in (
+        "samples",
+        "partitions",
+        "mu",
+        "figure1",
+        "figure2",
+        "figure3a",
+        "figure3b",
+        "figure4",
+        "figure5a",
+        "figure5b",
+    ):
         assert (home / f"figures/{name}.png").stat().st_size > 0
         assert (home / f"figures/{name}.pdf").stat().st_size > 0
     assert "Clients are sorted by their true context" in (home / "report.html").read_text()
@@ -139,7 +155,20 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
 
 def test_every_rule_has_a_log_and_a_benchmark(project):
     home = project / "results/tiny"
-    for rule in ("tracking", "data", "partition", "train", "tune", "tuned", "tables", "studies", "figures", "report"):
+    for rule in (
+        "tracking",
+        "data",
+        "partition",
+        "train",
+        "tune",
+        "tuned",
+        "tables",
+        "studies",
+        "claims",
+        "cost_of_run",
+        "figures",
+        "report",
+    ):
         assert list(home.glob(f"logs/{rule}*")), rule
         assert list(home.glob(f"benchmarks/{rule}*")), rule
     lines = (home / "logs/train/digits/mlr/cgpfl.log").read_text()
@@ -149,7 +178,7 @@ def test_every_rule_has_a_log_and_a_benchmark(project):
 def test_every_step_and_run_is_tracked(project):
     steps, keys = tracked(project)
     trained = {"train/digits/mlr/fedavg", "train/digits/mlr/cgpfl"}
-    made = {"data/digits", "partition/digits/seed0", "tables", "figures", "studies", "tuned"}
+    made = {"data/digits", "partition/digits/seed0", "tables", "figures", "studies", "tuned", "claims"}
     made |= {"tuned/train/digits/mlr/fedavg", "tuned/train/digits/mlr/cgpfl"}
     for study in ("half", "same"):
         made |= {f"studies/{study}/partition/digits/seed0", f"studies/{study}/train/digits/mlr/fedavg"}
@@ -168,7 +197,13 @@ def test_editing_the_figures_trains_nothing(project):
     before = path.read_text()
     path.write_text(before + "# edited\n")
     try:
-        assert jobs(run(project, "--dry-run")) == {"figures": 1, "report": 1, "all": 1}
+        assert jobs(run(project, "--dry-run")) == {
+            "figures": 1,
+            "studies": 1,
+            "cost_of_run": 1,
+            "report": 1,
+            "all": 1,
+        }
     finally:
         path.write_text(before)
 
@@ -211,6 +246,8 @@ def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_s
         "tables": 1,
         "studies": 1,
         "figures": 1,
+        "claims": 1,
+        "cost_of_run": 1,
         "report": 1,
         "all": 1,
     }

@@ -57,6 +57,12 @@ rule figures:
             category="Figures",
             labels={"figure": "heuristic", "shows": "e(K) of cgpfl_heur"},
         ),
+        mu=report(
+            "<results>/figures/mu.png",
+            caption="../report/mu.rst",
+            category="Figures",
+            labels={"figure": "mu", "shows": "chosen K by mu"},
+        ),
         pdfs=expand(
             "<results>/figures/{name}.pdf",
             name=[
@@ -68,6 +74,7 @@ rule figures:
                 "figure5a",
                 "figure5b",
                 "heuristic",
+                "mu",
             ],
         ),
     log:

@@ -3,6 +3,11 @@ rule report:
     input:
         tables=rules.tables.output,
         figures=rules.figures.output,
+        others=[
+            rules.studies.output if experiment.studies else [],
+            rules.tuned.output if experiment.tune else [],
+            rules.claims.output,
+        ],
         captions=sorted((HERE / "workflow/report").glob("*.rst")),
     output:
         report="<results>/report.html",
@@ -15,7 +20,11 @@ rule report:
         "../../environment.yml"
     params:
         snakefile=workflow.main_snakefile,
-        targets=["tables", "figures"],
+        targets=[
+            *["tables", "figures", "claims"],
+            *(["studies"] if experiment.studies else []),
+            *(["tuned"] if experiment.tune else []),
+        ],
     message:
         "Making the report."
     script:

@@ -9,7 +9,7 @@ rule studies:
         ],
         partitions=expand("<results>/{partition}.npz", partition=PARTITIONS),
         paper=HERE / "config/paper_table1.csv",
-        source=SOURCE / "tables.py",
+        source=[SOURCE / "figures.py", SOURCE / "tables.py"],
     output:
         table=report(
             "<results>/tables/studies.csv",
@@ -17,6 +17,19 @@ rule studies:
             category="Tables",
             labels={"table": "studies", "shows": "accuracy of every study"},
         ),
+        samples=report(
+            "<results>/figures/samples.png",
+            caption="../report/samples.rst",
+            category="Figures",
+            labels={"figure": "samples", "shows": "accuracy by amount of data"},
+        ),
+        partitions=report(
+            "<results>/figures/partitions.png",
+            caption="../report/partitions.rst",
+            category="Figures",
+            labels={"figure": "partitions", "shows": "accuracy by partition"},
+        ),
+        pdfs=expand("<results>/figures/{name}.pdf", name=["samples", "partitions"]),
     log:
         "<results>/logs/studies.log",
     benchmark:

@@ -46,6 +46,12 @@ rule tables:
             category="Tables",
             labels={"table": "diverged", "shows": "runs that diverged"},
         ),
+        mu=report(
+            "<results>/tables/mu.csv",
+            caption="../report/mu.rst",
+            category="Tables",
+            labels={"table": "mu", "shows": "chosen K and the mu that choose it"},
+        ),
         markdown1="<results>/tables/table1.md",
         markdown2="<results>/tables/table2.md",
     log:

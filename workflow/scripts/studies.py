@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cgpfl import partition, results, tables
+from cgpfl import figures, partition, results, tables
 from cgpfl.joblog import job_log
 from cgpfl.tracking import Guard, Step, record
 
@@ -18,5 +18,8 @@ with job_log(snakemake.log[0]):
         sizes.setdefault((study, file.parent.name), []).append(sum(map(len, train)) / len(train))
     samples = {key: sum(means) / len(means) for key, means in sizes.items()}
     paper = tables.read_paper(snakemake.input.paper)
-    tables.write_csv(tables.studies(frames, snakemake.params.changes, samples, paper), snakemake.output.table)
+    table = tables.studies(frames, snakemake.params.changes, samples, paper)
+    tables.write_csv(table, snakemake.output.table)
+    figures.save(figures.accuracy_by_samples(table), Path(snakemake.output.samples).with_suffix(""))
+    figures.save(figures.accuracy_by_partition(table), Path(snakemake.output.partitions).with_suffix(""))
     Guard(name, "studies")(record, Step.of_files(name, "studies", list(snakemake.output)))

@@ -21,6 +21,7 @@ with job_log(snakemake.log[0]):
     tables.write_csv(tables.cost(rows, history), output.cost)
     tables.write_csv(tables.equal_gradients(rows, history), output.equal_gradients)
     tables.write_csv(diverged, output.diverged)
+    tables.write_csv(tables.choice_by_mu(rows, frames["heuristic"]), output.mu)
     Path(output.markdown1).write_text(tables.to_markdown(table1, diverged), encoding="utf-8")
     Path(output.markdown2).write_text(tables.to_markdown(table2), encoding="utf-8")
     Guard(name, "tables")(record, Step.of_files(name, "tables", list(output)))

@@ -14,6 +14,7 @@ with job_log(snakemake.log[0]):
     frames = results.read(snakemake.params.runs)
     table = tables.table1(frames["runs"], frames["history"], tables.read_paper(snakemake.input.paper))
     tables.write_csv(table, output.table)
-    tables.write_csv(pd.concat(map(pd.read_csv, snakemake.input.choices), ignore_index=True), output.choices)
+    choices = [pd.read_csv(file, dtype={"value": str}) for file in snakemake.input.choices]
+    tables.write_csv(pd.concat(choices, ignore_index=True), output.choices)
     Path(output.markdown).write_text(tables.to_markdown(table), encoding="utf-8")
     Guard(name, "tuned")(record, Step.of_files(name, "tuned", list(output)))

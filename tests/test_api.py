@@ -12,8 +12,8 @@ import torch
 import toy
 
 import cgpfl
-from cgpfl import simulation
 from cgpfl.errors import UserError
+from cgpfl.runs import train
 
 COMMON = ("local_steps", "lr", "l2")
 MOREAU = ("lam", "inner_steps", "eta", "carry")
@@ -437,7 +437,7 @@ def test_finished_runs_are_handed_over_at_once():
     parts: list[cgpfl.Result] = []
     specs = [cgpfl.RunSpec(seed, {**some_params("ifca"), "contexts": k}) for k in (1, 2) for seed in (0, 1)]
     settings = {"rounds": 2, "batch_size": 4, "device": "cpu"}
-    whole = simulation.train(DATA, "mlr", "ifca", specs, on_runs=parts.append, **settings)
+    whole = train(DATA, "mlr", "ifca", specs, on_runs=parts.append, **settings)
     assert [list(part.runs["spec"]) for part in parts] == [[0, 1], [2, 3]]
     assert whole.state == {}
     for part in parts:
@@ -451,7 +451,7 @@ def _of(part: cgpfl.Result, run: int) -> list[float]:
 
 def test_no_runs_are_an_error():
     with pytest.raises(UserError) as raised:
-        simulation.train(DATA, "mlr", "fedavg", [], rounds=1)
+        train(DATA, "mlr", "fedavg", [], rounds=1)
     assert_one_sentence(raised.value, "specs")
 
 

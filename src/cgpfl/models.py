@@ -158,6 +158,10 @@ class Net(ABC):
     def logits(self, w: Rows, x: Tensor) -> Tensor:
         """Outputs [rows, C, n]."""
 
+    def logits_of(self, models: Sequence[Rows], x: Tensor) -> Sequence[Tensor]:
+        """Outputs [rows, C, n] of several models on the same samples."""
+        return [self.logits(w, x) for w in models]
+
     @abstractmethod
     def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Any:
         """``scale`` [rows, 1] times the gradient of each row's mean cross-entropy on its minibatch, in the net's own
@@ -192,6 +196,12 @@ class DenseStack(Net):
 
     def logits(self, w: Rows, x: Tensor) -> Tensor:
         return self._after_first(w.parts[1:], self.first(w, x.flatten(2)))[-1]
+
+    def logits_of(self, models: Sequence[Rows], x: Tensor) -> Sequence[Tensor]:
+        """The first layers as one product, side by side: narrow ones alone are half as fast."""
+        weight, bias = (torch.cat([w.parts[0][part] for w in models], dim=1) for part in (0, 1))
+        firsts = _affine(weight, bias, x.flatten(2), self.sizes[1]).chunk(len(models), dim=1)
+        return [self._after_first(w.parts[1:], first)[-1] for w, first in zip(models, firsts, strict=True)]
 
     def first(self, w: Rows, x: Tensor) -> Tensor:
         """Outputs of the first layer before its ReLU, [rows, outputs, n], for x [rows, n, inputs]."""
@@ -387,9 +397,10 @@ class GenericNet(Net):
 NARROW = 32
 
 
-def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """weight x^T + bias, [rows, outputs, n], from [rows, outputs, inputs], [rows, outputs, 1], [rows, n, inputs]."""
-    if weight.shape[1] <= NARROW:
+def _affine(weight: Tensor, bias: Tensor, x: Tensor, width: int | None = None) -> Tensor:
+    """weight x^T + bias, [rows, outputs, n], from [rows, outputs, inputs], [rows, outputs, 1], [rows, n, inputs];
+    ``width``: outputs of each model where those of several are side by side."""
+    if (width or weight.shape[1]) <= NARROW:
         return torch.baddbmm(bias, weight, x.mT)
     return torch.baddbmm(bias.mT, x, weight.mT).mT
 

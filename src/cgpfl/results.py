@@ -51,7 +51,19 @@ Frames = Mapping[str, pd.DataFrame]
 SETTINGS = ("rounds", "batch_size", "participation", "dtype", "eval_every", "train_loss_samples")
 """The settings of training that are part of a run's key; threads, device and memory are not."""
 
-ENGINE = ("capture", "clients", "models", "solvers", "contexts", "simulation", "methods")
+ENGINE = (
+    "capture",
+    "checkpoint",
+    "clients",
+    "contexts",
+    "methods",
+    "models",
+    "rounds",
+    "runs",
+    "settings",
+    "simulation",
+    "solvers",
+)
 """The modules whose code decides the numbers of a run."""
 
 

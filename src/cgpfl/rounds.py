@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cgpfl.simulation import Simulation
 
 
-# Bytes of models and minibatches (training) or of samples (testing) that a block of rows may hold on a CPU: with
-# them in the second and third level cache, each block goes through all its local steps before the next.
+# Bytes of models and minibatches that a block of rows may hold on a CPU: with them in the second and third level
+# cache, each block goes through all its local steps before the next.
 CACHE_BYTES = 6 << 20
 
 

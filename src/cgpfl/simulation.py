@@ -40,7 +40,7 @@ from cgpfl.rounds import Block
 from cgpfl.settings import RunSpec, Settings
 
 T = TypeVar("T")
-TEST_BYTES = 8 << 20
+TEST_BYTES = 8 << 20  # of samples that are tested at a time, on a CPU
 STREAMS = 512  # whose minibatches are drawn at a time
 GPU_TEST_BYTES = 1 << 30
 

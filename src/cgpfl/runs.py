@@ -193,7 +193,8 @@ def _groups(
         # what the last digits of a run depend on
         alike = (spec.params["l2"] == 0, batch_width(by_seed[spec.seed], settings))
         by_static[(*alike, *(spec.params[name] for name in shared))].append(place)
-    one = 4 * numbers * (8 if settings.dtype == "float64" else 4)  # up to three client states and working memory
+    # up to three states of the clients, and as many contexts as clients twice or three times in an average
+    one = 6 * numbers * (8 if settings.dtype == "float64" else 4)
     most = max(1, int(settings.memory_gb * 1e9 // one))
     return [places[at : at + most] for places in by_static.values() for at in range(0, len(places), most)]
 

@@ -30,6 +30,7 @@ EMBEDDED: Mapping[str, Any] = {
         "local",
         "fedavg",
         "fedavg_ft",
+        "fedprox",
         "ifca",
         "l2sgd",
         "apfl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -12,15 +13,18 @@ import numpy as np
 import pytest
 import torch
 import toy
+import yaml
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import cgpfl
-from cgpfl import UserError, build_model
+from cgpfl import UserError, build_model, datasets, partition, results
 from cgpfl.clients import Batch
+from cgpfl.experiment import Job, load
 from cgpfl.methods import FedProx, Method, Param, method_named, resolve_params
 from cgpfl.methods.base import COMMON
 from cgpfl.models import ConvStack, DenseStack, GenericNet, as_net
+from cgpfl.training import Training
 
 methods = sys.modules["cgpfl.methods"]  # the name in cgpfl is that of the function
 CPU = torch.device("cpu")
@@ -287,7 +291,7 @@ def test_an_own_method_runs(nets):
 
 def entry_points(monkeypatch, *points: tuple[str, str]) -> None:
     given = EntryPoints(EntryPoint(name, value, methods.ENTRY_POINTS) for name, value in points)
-    monkeypatch.setattr(methods, "entry_points", lambda group: given.select(group=group))
+    monkeypatch.setattr(methods, "entry_points", given.select)
 
 
 def test_a_method_is_found_by_its_entry_point(nets, monkeypatch):
@@ -301,7 +305,7 @@ def test_a_method_is_found_by_its_entry_point(nets, monkeypatch):
 @pytest.mark.parametrize(
     ("points", "reason"),
     [
-        ([("other", "some_nets:Mine")], "its name is 'mine'; the entry point needs the same"),
+        ([("other", "some_nets:Mine")], "its name is 'mine'; its entry point 'other' needs the same"),
         ([("other", "some_nets:Mine"), ("other", "some_nets:Yours")], "several packages"),
         ([("other", "some_nets:Yours")], "has no 'Yours'"),
     ],
@@ -342,3 +346,147 @@ def test_what_is_no_method_is_refused(nets, given, reason):
         method_named("some_nets:Mine")
     assert str(raised.value).startswith("method some_nets:Mine: ")
     assert "\n" not in str(raised.value)
+
+
+# --- in a configuration ---------------------------------------------------------------------------------------------
+
+NETS = """
+from torch import nn
+from .sizes import WIDTH
+def make_net(input_shape, classes, width=WIDTH):
+    inputs = input_shape[0] * input_shape[1]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes))
+def dnn(input_shape, classes): return make_net(input_shape, classes)
+"""
+FL = """
+from cgpfl.methods import FedProx, Param
+class Mine(FedProx):
+    name, summary, source = "mine", "my own", "here"
+    parameters = (*FedProx.parameters, Param("warmth", 1.0, "my own parameter", low=0))
+class Other(Mine):
+    summary = "of the same name"
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package in the current folder; its name."""
+    name = f"own_package_{tmp_path.name.replace('-', '_')}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    results.own_hash.cache_clear()
+    folder = Path(name)
+    folder.mkdir()
+    for file, code in {"__init__": "", "nets": NETS, "sizes": "WIDTH = 4\n", "fl": FL, "unused": ""}.items():
+        (folder / f"{file}.py").write_text(code)
+    yield name
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+def configured(package: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "x",
+        "seeds": [0],
+        "datasets": ["digits"],
+        "models": ["mlr", {f"{package}.nets:make_net": {"width": 3}}],
+        "partition": {"clients": 5},
+        "training": {"rounds": 1},
+        "methods": ["fedavg", {f"{package}.fl:Mine": {"mu": [0, 1], "warmth": 2}}],
+        **changes,
+    }
+
+
+def trainings(config: dict[str, Any]) -> dict[tuple[str, str], Training]:
+    results.own_hash.cache_clear()
+    experiment = load(config)
+    y = np.arange(200) % 10
+    data = datasets.make_dataset("digits", np.random.default_rng(0).integers(0, 255, (200, 8, 8)), y)
+    parts = {0: partition.make_partition(y, clients=5, classes=10)}
+    settings = experiment.training.model_dump()
+    return {(job.model, job.method): Training(job, settings, data, parts) for job in experiment.jobs}
+
+
+def test_own_models_and_methods_have_names_of_their_own_in_results(package, tmp_path):
+    found = trainings(configured(package, sweeps={"lr": {"methods": [f"{package}.fl:Mine"], "values": [0.1]}}))
+    assert list(found) == [(model, method) for model in ("mlr", "make_net") for method in ("fedavg", "mine")]
+    job = found["make_net", "mine"].job
+    assert [run.label for run in job.runs] == ["mine[mu=0,warmth=2]", "mine[mu=1,warmth=2]", "mine[mu=0.1,warmth=1]"]
+    assert job.runs[0].params["warmth"] == 2
+    assert Job.from_plain(json.loads(json.dumps(job.plain()))) == job
+    store = results.Store(tmp_path / "store")
+    assert found["make_net", "mine"].complete(store, threads=1) == 3
+    runs = found["make_net", "mine"].gather(store)["runs"]
+    assert set(runs["parameters"]) == {64 * 3 + 3 + 3 * 10 + 10}
+    assert set(runs["method"]) == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("file", "edited", "retrained"),
+    [
+        ("nets", "WIDTH = 5\n", {("make_net", "fedavg"), ("make_net", "mine")}),
+        ("sizes", "WIDTH = 5\n", {("make_net", "fedavg"), ("make_net", "mine")}),
+        ("fl", "Mine.summary = 'else'\n", {("mlr", "mine"), ("make_net", "mine")}),
+        ("fl", "# a comment\n", set()),
+        ("unused", "WIDTH = 5\n", set()),
+    ],
+)
+def test_editing_own_code_retrains_what_it_is_part_of(package, file, edited, retrained):
+    before = {pair: training.keys for pair, training in trainings(configured(package)).items()}
+    with (Path(package) / f"{file}.py").open("a") as stream:
+        stream.write(edited)
+    after = trainings(configured(package))
+    assert {pair for pair in before if before[pair] != after[pair].keys} == retrained
+    names = [path.name for path in after["make_net", "mine"].job.sources]
+    assert names == ["fl.py", "nets.py", "sizes.py"]
+
+
+def test_ours_have_the_keys_they_had(package):
+    [facts] = [training.facts(training.job.runs[0]) for training in trainings(configured(package)).values()][:1]
+    assert "own" not in facts
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"models": ["P.nets:dnn"]}, r"models: the name in results of P.nets:dnn is 'dnn', one of ours"),
+        ({"models": ["P.nets:no"]}, r"models\[0\] on digits: model P.nets:no: .*nets.py has no 'no'"),
+        (
+            {"models": [{"P.nets:make_net": {"wide": 3}}]},
+            r"on digits: .*'wide' is unknown; valid are width",
+        ),
+        ({"models": [{"P.nets:make_net": {"width": 0}}]}, r"models\[0\] on digits: model P.nets:make_net: "),
+        (
+            {"methods": ["P.fl:Mine", "P.fl:Other"]},
+            "methods: .* of P.fl:Other is 'mine', that of P.fl:Mine; rename",
+        ),
+        ({"methods": ["P.fl:Mine", "P.fl:Mine"]}, "stands there twice"),
+        ({"methods": ["P.fl:No"]}, r"methods\[0\]: method P.fl:No: .*fl.py has no 'No'"),
+        ({"methods": [{"P.fl:Mine": {"heat": 1}}]}, r"methods\[0\].P.fl:Mine.heat: unknown parameter"),
+        ({"methods": [{"P.fl:Mine": {"warmth": -1}}]}, "warmth: -1 given, valid is a number 0 or more"),
+        ({"methods": ["mine"]}, r"methods\[0\]: 'mine' is not a method"),
+        ({"params": {"heat": 1}}, "params.heat: unknown parameter"),
+        (
+            {"model_params": {"other_net": {"lr": 1}}},
+            "'other_net' is not a model; .*cnn and make_net",
+        ),
+    ],
+)
+def test_mistakes_with_own_code_end_in_one_sentence_before_training(package, changes, reason):
+    written = json.loads(json.dumps(changes).replace("P.", f"{package}."))
+    with pytest.raises(UserError, match=reason.replace("P.", f"{package}.")) as raised:
+        load(configured(package, **written)).jobs  # noqa: B018
+    assert "\n" not in str(raised.value)
+
+
+def test_parameters_of_own_methods_can_be_shared_and_own_models_have_theirs(package):
+    config = configured(package, params={"warmth": 3}, model_params={"make_net": {"lr": 0.7}})
+    config["methods"] = [f"{package}.fl:Mine"]
+    runs = {job.model: job.runs[0].params for job in load(config).jobs}
+    assert (runs["mlr"]["warmth"], runs["make_net"]["warmth"]) == (3, 3)
+    assert (runs["mlr"]["lr"], runs["make_net"]["lr"]) == (0.005, 0.7)
+
+
+def test_paths_can_be_written_in_yaml():
+    text = "{models: [a.b:net, {a.b:net: {width: 3}}], methods: [a.fl:M, {a.fl:M: {mu: 1}}]}"
+    assert yaml.safe_load(text)["methods"] == ["a.fl:M", {"a.fl:M": {"mu": 1}}]

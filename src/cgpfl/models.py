@@ -15,7 +15,7 @@ import copy
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -100,11 +100,7 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, **kwargs: A
     Raises:
         UserError: for an unknown name or size, and for an own model that cannot be built or trained.
     """
-    factory, shape = _factory(name), tuple(input_shape)
-    valid = _settings(factory)
-    for key in kwargs:
-        if valid is not None and key not in valid:
-            raise UserError(f"model {name}: {key!r} is unknown; valid are {', '.join(valid) or 'no settings'}")
+    factory, shape = factory_of(name, kwargs), tuple(input_shape)
     if not is_path(name):
         return factory(shape, classes, **kwargs)
     try:
@@ -115,25 +111,29 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, **kwargs: A
     return module
 
 
-def _settings(factory: Callable[..., nn.Module]) -> list[str] | None:
-    """What a factory takes beside shape and classes; None if it takes anything."""
-    parameters = list(inspect.signature(factory).parameters.values())
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [parameter.name for parameter in parameters][2:]
+def factory_of(name: str, settings: Iterable[str] = ()) -> Callable[..., nn.Module]:
+    """The function that builds the model called ``name``, once it is known to take these settings.
 
-
-def _factory(name: str) -> Callable[..., nn.Module]:
+    Raises:
+        UserError: for an unknown name or setting.
+    """
     if is_path(name):
         factory = imported(name, "model")
         if not callable(factory):
             raise UserError(f"model {name}: this is no function; valid is one that takes (input_shape, classes)")
-        return factory
-    if name not in MODELS:
+    elif name in MODELS:
+        factory = MODELS[name]
+    else:
         raise UserError(
             f"model: {name!r} is unknown; valid are {', '.join(MODELS)}, or the path of your own, package.module:name"
         )
-    return MODELS[name]
+    parameters = list(inspect.signature(factory).parameters.values())
+    valid = [parameter.name for parameter in parameters][2:]
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for key in settings:
+        if not anything and key not in valid:
+            raise UserError(f"model {name}: {key!r} is unknown; valid are {', '.join(valid) or 'no settings'}")
+    return factory
 
 
 def initial_row(build: Callable[[], nn.Module], seed: int) -> Tensor:

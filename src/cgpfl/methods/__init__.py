@@ -52,21 +52,37 @@ def method_named(name: str) -> Method:
     Raises:
         UserError: for a name that nothing has, and for what is no method or takes the name of another.
     """
-    if name in METHODS:
+    path = own_path(name)
+    if path is None:
         return METHODS[name]
-    if is_path(name):
-        return _checked(imported(name, "method"), f"method {name}")
-    given = entry_points(group=ENTRY_POINTS)
-    if name not in given.names:
-        known = ", ".join([*METHODS, *sorted(given.names)])
-        raise UserError(f"method: {name!r} is unknown; valid are {known}, or the path of your own, package.module:Name")
-    values = sorted({point.value for point in given.select(name=name)})
-    if len(values) > 1:
-        raise UserError(f"method {name}: several packages give one of this name ({', '.join(values)})")
-    method = _checked(imported(values[0], "method"), f"method {name} ({values[0]})")
-    if method.name != name:
-        raise UserError(f"method {name} ({values[0]}): its name is {method.name!r}; the entry point needs the same")
+    method = _checked(imported(path, "method"), f"method {path}")
+    if not is_path(name) and method.name != name:
+        raise UserError(f"method {path}: its name is {method.name!r}; its entry point {name!r} needs the same")
     return method
+
+
+def method_names() -> list[str]:
+    """The names of our methods, and of those that installed packages give."""
+    return [*METHODS, *sorted(entry_points(group=ENTRY_POINTS).names - set(METHODS))]
+
+
+def own_path(name: str) -> str | None:
+    """The path of the user's own method of this name, None for one of ours.
+
+    Raises:
+        UserError: for a name that nothing has, or several packages.
+    """
+    if name in METHODS:
+        return None
+    if is_path(name):
+        return name
+    paths = sorted({point.value for point in entry_points(group=ENTRY_POINTS, name=name)})
+    if not paths:
+        known = ", ".join(method_names())
+        raise UserError(f"method: {name!r} is unknown; valid are {known}, or the path of your own, package.module:Name")
+    if len(paths) > 1:
+        raise UserError(f"method: several packages give one called {name!r} ({', '.join(paths)})")
+    return paths[0]
 
 
 def _checked(found: Any, where: str) -> Method:

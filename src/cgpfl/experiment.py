@@ -68,6 +68,11 @@ class Dataset(Section):
     def _from_short(cls, value: Any) -> Any:
         return {"name": value, "kind": value} if isinstance(value, str) else value
 
+    @cached_property
+    def clients(self) -> int | None:
+        """How many clients the data comes with, None if it is the partition that makes them."""
+        return datasets.given_clients(self.kind, None if self.path is None else Path(self.path))
+
     @model_serializer
     def _to_short(self) -> Any:
         return self.name if (self.kind, self.path) == (self.name, None) else dict(self)
@@ -131,7 +136,9 @@ class Data(Section):
 class Partition(Section):
     """How a dataset's samples become clients."""
 
-    clients: Count = Field(40, description="number of clients, N")
+    clients: Count = Field(
+        40, description="number of clients, N; data that comes with clients keeps these, with nothing but test_fraction"
+    )
     scheme: Literal["cyclic", "random", "contexts", "dirichlet", "iid", "shards"] = Field(
         "cyclic",
         description="cyclic: client u holds classes u, u+1, ...; random: random classes; contexts: groups of clients "
@@ -313,8 +320,9 @@ class Experiment(Section):
         return next(job for job in self.jobs if (job.dataset, job.model, job.method) == (dataset, model, method))
 
     def _variants(self, dataset: str, model: ModelEntry) -> Iterator["_Variant"]:
+        clients = self.dataset(dataset).clients or self.partition.clients
         for i, entry in enumerate(self.methods):
-            yield from self._settings(f"methods[{i}]", TABLE1, entry, model)
+            yield from self._settings(f"methods[{i}]", TABLE1, entry, model, clients)
         for name, sweep in self.sweeps.items():
             if isinstance(sweep.values, dict) and f"{dataset}/{model.label}" not in sweep.values:
                 raise UserError(
@@ -326,7 +334,7 @@ class Experiment(Section):
                 key = f"sweeps.{name}.methods[{i}]"
                 if name in entry.params:
                     raise UserError(f"{key}: {entry.name} sets {name}, which the sweep is to vary; leave it out there.")
-                yield from self._settings(key, name, entry, model, {name: values})
+                yield from self._settings(key, name, entry, model, clients, {name: values})
 
     def _settings(
         self,
@@ -334,6 +342,7 @@ class Experiment(Section):
         part: str,
         entry: MethodEntry,
         model: ModelEntry,
+        clients: int,
         swept: Mapping[str, Sequence[Scalar]] | None = None,
     ) -> Iterator["_Variant"]:
         """An entry's settings: one for each combination of the values it lists, resolved by the method."""
@@ -345,7 +354,7 @@ class Experiment(Section):
         for values in itertools.product(*axes.values()):
             own = dict(zip(axes, values, strict=True))
             try:
-                params = cgpfl.resolve_params(entry.name, {**shared, **own}, model.name, self.partition.clients)
+                params = cgpfl.resolve_params(entry.name, {**shared, **own}, model.name, clients)
             except UserError as error:
                 raise UserError(f"{key}: {error}") from None
             resolved = {name: _whole(value) for name, value in params.items()}
@@ -606,12 +615,19 @@ def _check_param(group: str, name: str, values: Sequence[Any], known: Mapping[st
 def _check_partition(experiment: Experiment) -> None:
     """The scheme has the options that are given, for every dataset, and the contexts that a method needs."""
     partition = experiment.partition
-    for dataset in experiment.datasets:
+    dealt = [dataset for dataset in experiment.datasets if dataset.clients is None]
+    for dataset in dealt:
         classes = 10 if dataset.kind in PUBLISHED else None
         partitions.check(partition.scheme, partition.clients, classes, **partition.options)
         if dataset.kind in PUBLISHED:
             _check_pool(partition, dataset.name, PUBLISHED[dataset.kind][1])
     oracle = any(job.method == "cgpfl_oracle" for job in experiment.jobs)
+    for dataset in experiment.datasets:
+        if oracle and dataset not in dealt:
+            raise UserError(
+                f"datasets: {dataset.name} comes with its clients, which have no true contexts for cgpfl_oracle; leave "
+                "cgpfl_oracle out of `methods`."
+            )
     if oracle and not partitions.has_contexts(partition.scheme):
         known = [name for name in partitions.schemes() if partitions.has_contexts(name)]
         raise UserError(

@@ -40,8 +40,8 @@ pathvars:
 
 wildcard_constraints:
     dataset="|".join(DATASETS),
-    model="|".join(model.name for model in experiment.models),
-    method="|".join(cgpfl.methods()),
+    model="|".join(sorted({job.model for job in experiment.jobs})),
+    method="|".join(sorted({job.method for job in experiment.jobs})),
     seed=r"\d+",
 
 

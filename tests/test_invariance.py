@@ -26,6 +26,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "local": {"lr": [0.1, 0.03]},
     "fedavg": {"lr": [0.1, 0.03], "weights": ["samples", "uniform"]},
     "fedavg_ft": {"lr": [0.1, 0.03], "finetune_steps": 2},
+    "fedprox": {"lr": 0.1, "mu": [0.3, 1.0]},
     "ifca": {"lr": [0.1, 0.03], "contexts": [2, 3]},
     "l2sgd": {"lr": 0.1, "lam": [0.3, 1.0], "p": [0.3, 0.6]},
     "apfl": {"lr": [0.1, 0.03], "mix": [0.4, "adaptive"]},

@@ -59,6 +59,7 @@ class Training:
 
     def facts(self, run: Run) -> dict[str, Any]:
         """All that decides the numbers of a run."""
+        own = {what: {"path": path, "code": results.own_hash(path)} for what, path in self.job.paths.items()}
         return {
             "dataset": self.job.dataset,
             "inputs": self._inputs,
@@ -70,6 +71,7 @@ class Training:
             "seed": run.seed,
             **{name: self.settings[name] for name in results.SETTINGS},
             "engine": results.engine_hash(),
+            **({"own": own} if own else {}),
         }
 
     @cached_property
@@ -118,8 +120,8 @@ class Training:
 
         train(
             {run.seed: self.clients[run.seed] for run in runs},
-            self.job.model,
-            self.job.method,
+            self.job.paths.get("model", self.job.model),
+            self.job.paths.get("method", self.job.method),
             [RunSpec(run.seed, run.params) for run in runs],
             **{name: self.settings[name] for name in (*results.SETTINGS, "device", "memory_gb")},
             threads=threads,

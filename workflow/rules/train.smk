@@ -9,6 +9,9 @@ rule train:
         tracking=ancient("<results>/tracking/ready"),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py"],
+        own=lambda wildcards: [
+            os.path.relpath(file) for file in experiment.job(**wildcards).sources
+        ],
     output:
         runs="<results>/runs/{dataset}/{model}/{method}/runs.parquet",
         history="<results>/runs/{dataset}/{model}/{method}/history.parquet",

@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one turn of each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--only", nargs="*", default=[], help="methods, models, or parts but the rates")
+    parser.add_argument("--only", nargs="*", default=[], help="models, method/model, or other parts")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     wanted = set(args.only)
@@ -118,7 +118,7 @@ def main() -> None:
     if wanted and file.exists():
         found = {**json.loads(file.read_text(encoding="utf-8")), **found}
     measured = {(row["method"], row["model"]): row for row in found.get("rates", [])}
-    pairs = [(m, model) for model in SHAPES for m in rates.MEASURED if not wanted or wanted & {m, model}]
+    pairs = [(m, model) for model in SHAPES for m in rates.MEASURED if not wanted or wanted & {model, f"{m}/{model}"}]
     args.out.mkdir(parents=True, exist_ok=True)
 
     def keep() -> None:

@@ -23,10 +23,11 @@ SHAPES = {"mlr": (784,), "dnn": (784,), "cnn": (3, 32, 32)}
 
 
 def client_data(model: str, seed: int = 0, test_share: float = 0.0) -> ClientData:
-    """Forty clients of unequal size (300 to 3,750 training samples) with random samples of the model's shape, and
-    ``test_share`` of that for testing (one sample at least)."""
+    """Forty clients of unequal size (300 to 3,750 training samples; a tenth of that for the cnn) with random samples of
+    the model's shape, and ``test_share`` of that for testing (one sample at least)."""
     rng = np.random.default_rng(seed)
-    sizes = np.clip(rng.lognormal(0, 0.8, CLIENTS) * 900, 300, 3750).astype(int)
+    most = 375 if model == "cnn" else 3750
+    sizes = (np.clip(rng.lognormal(0, 0.8, CLIENTS) * 0.24, 0.08, 1) * most).astype(int)
     tests = np.maximum(1, (sizes * test_share).astype(int))
     total = int(sizes.sum() + tests.sum())
     x = torch.from_numpy(rng.standard_normal((total, *SHAPES[model]), dtype=np.float32))

@@ -233,7 +233,8 @@ def test_data_that_comes_with_clients_keeps_them(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=np.zeros((100, 2)), y=np.arange(100) % 2, client=np.arange(100) // 2)
     own = {"datasets": [{"name": "a", "kind": "npz", "path": str(path)}], "sweeps": {}}
-    load(small(**own, methods=[{"cgpfl": {"contexts": 50}}]))
+    experiment = load(small(**own, methods=[{"cgpfl": {"contexts": 50}}]))
+    assert set(dict(experiment.datasets[0])) == {"name", "kind", "path"}  # what the step of the data is given
     load(small(**own, partition={"clients": 10**6}, methods=["cgpfl"]))  # asks nothing of this data
     with pytest.raises(UserError, match="contexts: 51 contexts for 50 clients"):
         load(small(**own, methods=[{"cgpfl": {"contexts": 51}}]))

@@ -68,7 +68,7 @@ class Dataset(Section):
     def _from_short(cls, value: Any) -> Any:
         return {"name": value, "kind": value} if isinstance(value, str) else value
 
-    @cached_property
+    @property
     def clients(self) -> int | None:
         """How many clients the data comes with, None if it is the partition that makes them."""
         return datasets.given_clients(self.kind, None if self.path is None else Path(self.path))

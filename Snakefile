@@ -70,10 +70,10 @@ pathvars:
 wildcard_constraints:
     folder="|".join(PARTS),
     dataset="|".join(experiment.sources),
-    model="|".join(
-        {model.name: None for part in PARTS.values() for model in part.models}
+    model="|".join(sorted({job.model for part in PARTS.values() for job in part.jobs})),
+    method="|".join(
+        sorted({job.method for part in PARTS.values() for job in part.jobs})
     ),
-    method="|".join(cgpfl.methods()),
     seed=r"\d+",
 
 

@@ -18,7 +18,10 @@ from cgpfl import simulate
 from cgpfl.clients import ClientData
 from cgpfl.methods import METHODS, resolve_params
 from cgpfl.models import build_model
-from cgpfl.simulation import Round, RunSpec, Settings, Simulation, train
+from cgpfl.rounds import Round
+from cgpfl.runs import train
+from cgpfl.settings import RunSpec, Settings
+from cgpfl.simulation import Simulation
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # largest difference of models after three rounds, CPU and GPU
 CLIENTS, BATCH = 40, 20

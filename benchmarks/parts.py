@@ -1,7 +1,8 @@
-"""Where a training job's time goes: how much of its wall time is not local steps."""
+"""Where a training job's time goes: how much of its wall time is not local steps, and what the server's step takes."""
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -12,18 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cgpfl import results, simulation
-from cgpfl.clients import Batch, ClientData
+import numpy as np
+from engine import Engine, client_data, timed
+
+from cgpfl import results, runs
+from cgpfl.clients import Batch
 from cgpfl.methods.cgpfl import Cgpfl
-from cgpfl.simulation import Block, Result, Round, RunSpec, Simulation, train
+from cgpfl.rounds import Block, Round
+from cgpfl.runs import Result, train
+from cgpfl.settings import RunSpec
+from cgpfl.simulation import Simulation
 
 
 class Clock:
-    """Seconds by part. Parts measured inside training threads are divided by their number."""
+    """Seconds by part."""
 
-    def __init__(self, threads: int):
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.threads = threads
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -42,22 +48,22 @@ class Clock:
                 own += time.perf_counter() - start
                 yield batch
                 start = time.perf_counter()
-            self.seconds["gather"] += own / self.threads
+            self.seconds["gather"] += own
 
         return timed
 
 
 @contextmanager
-def measured(threads: int) -> Iterator[Clock]:
+def measured() -> Iterator[Clock]:
     """Times the parts of every simulation inside."""
-    clock = Clock(threads)
+    clock = Clock()
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (Round, "local", clock.around("local", Round.local)),
         (Round, "_streams", clock.around("indices", Round._streams)),
         (Block, "batches", clock.batches(Block.batches)),
         (Simulation, "evaluate", clock.around("evaluation", Simulation.evaluate)),
         (Cgpfl, "_regroup", clock.around("clustering", Cgpfl._regroup)),
-        (simulation, "_result", clock.around("history", simulation._result)),
+        (runs, "_result", clock.around("history", runs._result)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, call in places:
@@ -78,35 +84,35 @@ def start_up() -> float:
 
 
 def tracking(result: Result) -> float:
-    """Seconds to log one run's history to a fresh MLflow database."""
+    """Seconds to log the runs' histories to an MLflow database."""
     import mlflow
     from mlflow.entities import Metric
 
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         client = mlflow.MlflowClient(f"sqlite:///{Path(folder) / 'mlflow.db'}")
         experiment = client.create_experiment("bench", artifact_location=Path(folder).as_uri())
         start = time.perf_counter()
-        run = client.create_run(experiment)
-        rows = result.history.to_dict("records")
-        metrics = [
-            Metric(f"{row['tested']}/{name}", float(row[name]), 0, int(row["round"]))
-            for row in rows
-            for name in ("accuracy", "loss", "train_loss")
-        ]
-        for at in range(0, len(metrics), 1000):
-            client.log_batch(run.info.run_id, metrics=metrics[at : at + 1000])
-        client.set_terminated(run.info.run_id)
+        for _, history in result.history.groupby("run"):
+            run = client.create_run(experiment)
+            metrics = [
+                Metric(f"{row['tested']}/{name}", float(row[name]), 0, int(row["round"]))
+                for row in history.to_dict("records")
+                for name in ("accuracy", "loss", "train_loss")
+            ]
+            for at in range(0, len(metrics), 1000):
+                client.log_batch(run.info.run_id, metrics=metrics[at : at + 1000])
+            client.set_terminated(run.info.run_id)
         return time.perf_counter() - start
 
 
-def shares(data: ClientData, model: str, method: str, rounds: int, threads: int) -> dict[str, float]:
-    """Seconds of each part of one run of ``rounds`` rounds, tested every five; "all" is the whole job."""
-    spec = RunSpec(0, {"lam": 12.0} if method != "fedavg" else {})
-    with measured(threads) as clock:
+def shares(model: str, method: str, rounds: int, seeds: int) -> dict[str, float]:
+    """Seconds of each part of a job of ``seeds`` runs on one thread, tested every five rounds; "all" is the job."""
+    data = client_data(model, test_share=1 / 3)
+    specs = [RunSpec(seed, {}) for seed in range(seeds)]
+    with measured() as clock:
         start = time.perf_counter()
-        result = train(
-            data, model, method, [spec], rounds=rounds, threads=threads, eval_every=5, train_loss_samples=100
-        )
+        result = train(data, model, method, specs, rounds=rounds, threads=1, eval_every=5, train_loss_samples=100)
         whole = time.perf_counter() - start
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -114,14 +120,34 @@ def shares(data: ClientData, model: str, method: str, rounds: int, threads: int)
         results.Store(Path(folder)).add(results.Stored("0" * 16, {}, {}, own))
     store = time.perf_counter() - begin
     seconds = clock.seconds
-    steps = seconds["local"] - seconds["indices"] - seconds["gather"]
     outside = {"start-up": start_up(), "tracking": tracking(result), "store": store}
     inside = {name: seconds[name] for name in ("indices", "gather", "evaluation", "clustering", "history")}
     rest = whole - seconds["local"] - sum(inside[name] for name in ("evaluation", "clustering", "history"))
     return {
-        "local steps": steps,
+        "local steps": seconds["local"] - seconds["indices"] - seconds["gather"],
+        "averages": rest,
         **inside,
-        "aggregation and rest": rest,
         **outside,
         "all": whole + sum(outside.values()),
     }
+
+
+def not_local(seconds: dict[str, float]) -> float:
+    """Share of a job that is neither local steps nor the server's averages."""
+    return 1 - (seconds["local steps"] + seconds["averages"]) / seconds["all"]
+
+
+def server(model: str, method: str, repeats: int) -> float:
+    """Median seconds in which a server groups 40 uploads: every K that cgpfl_heur tries, or cgpfl's own."""
+    engine = Engine(client_data(model), model, method)
+    for _ in range(3):
+        engine.round()
+    now = Round(engine.sim, 1 if method == "cgpfl_heur" else 4)
+    engine.sim.now = now.index
+    uploads = now.take(engine.state["local"])
+
+    def step() -> None:
+        members = engine.method._regroup(engine.sim, engine.state, now, uploads)  # type: ignore[attr-defined]
+        now.average_by(uploads, members, engine.state["contexts"])
+
+    return float(np.median([timed(step, 1) for _ in range(repeats)]))

@@ -139,6 +139,19 @@ def fedavg(task: Task, lr: float, weights: str = "samples") -> Iterator[Snapshot
         yield {"global": w}
 
 
+def fedprox(task: Task, lr: float, mu: float, weights: str = "samples") -> Iterator[Snapshot]:
+    w = task.initial
+    for t in task.rounds:
+        uploads = []
+        for i in task.present[t]:
+            w_i = w
+            for batch in task.batches[i][t]:
+                w_i = w_i - lr * (g(task, w_i, batch) + mu * (w_i - w))
+            uploads.append(w_i)
+        w = mean(uploads, samples_of(task, task.present[t]) if weights == "samples" else None)
+        yield {"global": w}
+
+
 def fedavg_ft(task: Task, lr: float, finetune_steps: int, weights: str = "samples") -> Iterator[Snapshot]:
     for t, snapshot in enumerate(fedavg(task, lr, weights)):
         tuned = [sgd(task, snapshot["global"], task.adapt[i][t][:finetune_steps], lr) for i in task.clients]
@@ -410,6 +423,7 @@ METHODS: dict[str, Callable[..., Iterator[Snapshot]]] = {
         local,
         fedavg,
         fedavg_ft,
+        fedprox,
         ifca,
         l2sgd,
         apfl,

@@ -12,8 +12,8 @@ import torch
 import toy
 
 import cgpfl
-from cgpfl import simulation
 from cgpfl.errors import UserError
+from cgpfl.runs import train
 
 COMMON = ("local_steps", "lr", "l2")
 MOREAU = ("lam", "inner_steps", "eta", "carry")
@@ -22,6 +22,7 @@ METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "local": ({}, ("personal",)),
     "fedavg": ({"weights": "samples"}, ("global",)),
     "fedavg_ft": ({"finetune_steps": 10, "weights": "samples"}, ("personal", "global")),
+    "fedprox": ({"mu": 0.1, "weights": "samples"}, ("global",)),
     "ifca": ({"contexts": 4, "restarts": 1}, ("context",)),
     "l2sgd": ({"lam": 1.0, "p": None, "schedule": "bernoulli"}, ("personal",)),
     "apfl": ({"mix": 0.5}, ("personal", "global", "local")),
@@ -55,6 +56,7 @@ STATE = {
     "local": {"personal"},
     "fedavg": {"global"},
     "fedavg_ft": {"personal", "global"},
+    "fedprox": {"global"},
     "ifca": {"contexts", "assignment"},
     "l2sgd": {"personal"},
     "apfl": {"personal", "global", "local"},
@@ -70,6 +72,7 @@ COST = {
     "local": (3, 0, 0),
     "fedavg": (3, 1, 1),
     "fedavg_ft": (3, 1, 1),
+    "fedprox": (3, 1, 1),
     "ifca": (3, 1, 3),
     "l2sgd": (3, 1, 1),
     "apfl": (6, 1, 1),
@@ -162,8 +165,8 @@ def test_an_unknown_parameter_is_an_error_that_lists_the_valid_ones(name):
 
 def test_an_unknown_method_is_an_error_that_lists_the_valid_ones():
     with pytest.raises(UserError) as raised:
-        cgpfl.simulate(DATA, "mlr", "fedprox", 1)
-    assert_one_sentence(raised.value, "method: 'fedprox'")
+        cgpfl.simulate(DATA, "mlr", "scaffold", 1)
+    assert_one_sentence(raised.value, "method: 'scaffold'")
     for name in METHODS:
         assert name in str(raised.value)
 
@@ -200,6 +203,7 @@ BAD_PARAMS = [
     ("pfedme", {"inner_steps": 0}, "pfedme.inner_steps"),
     ("pfedme", {"beta": 0}, "pfedme.beta"),
     ("pfedme", {"carry": "keep"}, "pfedme.carry"),
+    ("fedprox", {"mu": -1}, "fedprox.mu"),
     ("ditto", {"lam": -1}, "ditto.lam"),
     ("cgpfl", {"contexts": N + 1}, "cgpfl.contexts"),
     ("cgpfl", {"alpha": 0}, "cgpfl.alpha"),
@@ -437,7 +441,7 @@ def test_finished_runs_are_handed_over_at_once():
     parts: list[cgpfl.Result] = []
     specs = [cgpfl.RunSpec(seed, {**some_params("ifca"), "contexts": k}) for k in (1, 2) for seed in (0, 1)]
     settings = {"rounds": 2, "batch_size": 4, "device": "cpu"}
-    whole = simulation.train(DATA, "mlr", "ifca", specs, on_runs=parts.append, **settings)
+    whole = train(DATA, "mlr", "ifca", specs, on_runs=parts.append, **settings)
     assert [list(part.runs["spec"]) for part in parts] == [[0, 1], [2, 3]]
     assert whole.state == {}
     for part in parts:
@@ -451,7 +455,7 @@ def _of(part: cgpfl.Result, run: int) -> list[float]:
 
 def test_no_runs_are_an_error():
     with pytest.raises(UserError) as raised:
-        simulation.train(DATA, "mlr", "fedavg", [], rounds=1)
+        train(DATA, "mlr", "fedavg", [], rounds=1)
     assert_one_sentence(raised.value, "specs")
 
 

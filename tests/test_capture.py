@@ -10,7 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgpfl
-from cgpfl import capture, simulation
+from cgpfl import capture
+from cgpfl.rounds import Round
+from cgpfl.simulation import Simulation
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal.default")
 HOST = ("arange", "randint", "randperm", "lift_fresh", "from_file")
@@ -48,14 +50,20 @@ def test_the_local_loop_neither_waits_for_the_device_nor_builds_indices(method, 
         with recorder:
             return [call(item) for item in items]
 
-    local = simulation.Round.local
+    local, minibatches, plain = Round.local, Simulation.minibatches, Simulation.map
 
     def only_local(self, *args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(simulation.Simulation, "map", recorded)
+            patch.setattr(Simulation, "map", recorded)
             local(self, *args, **kwargs)
 
-    monkeypatch.setattr(simulation.Round, "local", only_local)
+    def drawn(self, *args):  # once a round, before the loop
+        with monkeypatch.context() as patch:
+            patch.setattr(Simulation, "map", plain)
+            return minibatches(self, *args)
+
+    monkeypatch.setattr(Simulation, "minibatches", drawn)
+    monkeypatch.setattr(Round, "local", only_local)
     params = {"contexts": 2} if method in ("cgpfl", "ifca") else {}
     cgpfl.simulate(
         clients(), "dnn", method, rounds=2, params=params, batch_size=4, path=path, model_args=SIZE, device="cpu"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cgpfl
-from cgpfl import simulation
+from cgpfl.checkpoint import Checkpoint
 
 
 class KilledError(Exception):
@@ -35,7 +35,7 @@ def killed_after(rounds):
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulation._Checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(Checkpoint, "SECONDS", 0.0)
     file = tmp_path / "run.pt"
     with pytest.raises(KilledError):
         losses(clients(), file, killed_after(4))

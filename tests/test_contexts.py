@@ -76,9 +76,9 @@ def test_equal_rows_are_one_point(rows):
 
 
 def test_beyond_the_limit_a_sample_gives_the_axes(monkeypatch):
-    """Exact where the sample spans the rest: 90 rows of rank 4, of which every 6th is taken."""
+    """Exact where the sample spans the rest: 90 rows of rank 4, of which 15 are taken."""
     rows = rows_of(0, 90, 4) @ rows_of(1, 4, 60)
-    monkeypatch.setattr(contexts, "GRAM_LIMIT", 80)
+    monkeypatch.setattr(contexts, "AXES", 15)
     points = coordinates(rows)
     assert points.shape == (90, 4)
     np.testing.assert_allclose(pdist(points), pdist(rows.numpy()), rtol=1e-9)
@@ -86,7 +86,7 @@ def test_beyond_the_limit_a_sample_gives_the_axes(monkeypatch):
 
 def test_beyond_the_limit_well_separated_groups_are_still_found(monkeypatch):
     rows, labels = groups_of(3, [40, 30, 20], 200)
-    monkeypatch.setattr(contexts, "GRAM_LIMIT", 80)
+    monkeypatch.setattr(contexts, "AXES", 15)
     found = cluster(coordinates(rows), 3, 0)
     assert partition(found.labels) == partition(labels)
 

@@ -583,6 +583,25 @@ def test_npz_with_string_labels_and_clients(tmp_path):
     assert back.classes == ("a", "b", "c")
 
 
+def test_the_names_of_the_classes_are_told(tmp_path, caplog):
+    with caplog.at_level("INFO", "cgpfl"):
+        arrays(tmp_path, x=np.ones((4, 3)), y=["dog", "cat", "dog", "cat"])
+    assert "my: 4 samples of shape (3,)" in caplog.text
+    assert "classes 0 to 1 are called cat, dog" in caplog.text
+
+
+def test_the_number_of_clients_is_known_before_the_samples_are_read(tmp_path):
+    path = tmp_path / "my.npz"
+    np.savez(path, x=OK_X, y=OK_Y, client=["b", "a", "b", "c"])
+    assert ds.given_clients("npz", path) == 3
+    assert ds.given_clients("image_folder", path) is None
+    np.savez(path, x=OK_X, y=OK_Y)
+    assert ds.given_clients("npz", path) is None
+    path.write_bytes(b"PK?")
+    assert ds.given_clients("npz", path) is None
+    assert ds.given_clients("npz", tmp_path / "none.npz") is None
+
+
 @pytest.mark.parametrize(
     ("x", "shape", "dtype"),
     [

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -286,6 +287,23 @@ def test_models_of_your_own_data_are_checked_before_it_is_read(tmp_path):
     load(small(**own, models=["mlr", {"cnn": {"hidden": 10**6}}]))
     with pytest.raises(UserError, match=r"models\[0\] on a: .*hiden"):
         load(small(**own, models=[{"cnn": {"hiden": 3}}]))
+
+
+def test_data_that_comes_with_clients_keeps_them(tmp_path):
+    """50 clients, of which `partition` knows nothing, and another dataset with 20."""
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.zeros((100, 2)), y=np.arange(100) % 2, client=np.arange(100) // 2)
+    own = {"datasets": [{"name": "a", "kind": "npz", "path": str(path)}], "sweeps": {}}
+    experiment = load(small(**own, methods=[{"cgpfl": {"contexts": 50}}]))
+    assert set(dict(experiment.datasets[0])) == {"name", "kind", "path"}  # what the step of the data is given
+    load(small(**own, partition={"clients": 10**6}, methods=["cgpfl"]))  # asks nothing of this data
+    with pytest.raises(UserError, match="contexts: 51 contexts for 50 clients"):
+        load(small(**own, methods=[{"cgpfl": {"contexts": 51}}]))
+    both = {**own, "datasets": [*own["datasets"], "digits"]}
+    with pytest.raises(UserError, match="contexts: 50 contexts for 20 clients"):
+        load(small(**both, methods=[{"cgpfl": {"contexts": 50}}]))
+    with pytest.raises(UserError, match=r"a comes with its clients, .* leave cgpfl_oracle out"):
+        load(small(**both, methods=["cgpfl_oracle"]))
 
 
 @pytest.mark.parametrize(("gpus", "here"), [(0, "auto and cpu"), (1, "auto, cpu, cuda and cuda:0")])

@@ -16,7 +16,9 @@ import torch
 import toy
 
 import cgpfl
-from cgpfl import simulation
+from cgpfl import rounds, simulation
+from cgpfl.checkpoint import Checkpoint
+from cgpfl.runs import combinations, train
 
 EXACT = torch.backends.mkl.is_available()
 SEEDS = [0, 1]
@@ -24,6 +26,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "local": {"lr": [0.1, 0.03]},
     "fedavg": {"lr": [0.1, 0.03], "weights": ["samples", "uniform"]},
     "fedavg_ft": {"lr": [0.1, 0.03], "finetune_steps": 2},
+    "fedprox": {"lr": 0.1, "mu": [0.3, 1.0]},
     "ifca": {"lr": [0.1, 0.03], "contexts": [2, 3]},
     "l2sgd": {"lr": 0.1, "lam": [0.3, 1.0], "p": [0.3, 0.6]},
     "apfl": {"lr": [0.1, 0.03], "mix": [0.4, "adaptive"]},
@@ -78,7 +81,7 @@ def assert_same_result(one: cgpfl.Result, other: cgpfl.Result) -> None:
 
 
 def points_of(method: str, l2: list[float]) -> list[dict[str, Any]]:
-    return simulation.combinations({"local_steps": 3, "l2": l2, **SWEEPS[method]})
+    return combinations({"local_steps": 3, "l2": l2, **SWEEPS[method]})
 
 
 # --- sweeps ---------------------------------------------------------------------------------------------------------
@@ -119,9 +122,9 @@ def test_the_order_of_runs_does_not_matter():
 def test_which_runs_share_a_batch_does_not_matter():
     """``train`` takes any list of runs, of repeated, mixed and partly equal settings."""
     specs = [cgpfl.RunSpec(seed, point) for point in points_of("cgpfl", [0.0]) for seed in SEEDS]
-    whole = simulation.train(SMALL, SETTINGS["model"], "cgpfl", specs, keep_state=True, **_without_model())
+    whole = train(SMALL, SETTINGS["model"], "cgpfl", specs, keep_state=True, **_without_model())
     order = [3, 0, 6, 3]
-    some = simulation.train(
+    some = train(
         SMALL, SETTINGS["model"], "cgpfl", [specs[place] for place in order], keep_state=True, **_without_model()
     )
     for run, place in enumerate(order):
@@ -142,7 +145,7 @@ def test_threads_memory_and_blocks_do_not_matter(method, monkeypatch):
     assert_same_result(plain, simulated(method, **given, threads=3))
     assert_same_result(plain, simulated(method, **given, memory_gb=1e-9))
     for training, testing in ((1, 1), (3000, 20_000)):
-        monkeypatch.setattr(simulation, "CACHE_BYTES", training)
+        monkeypatch.setattr(rounds, "CACHE_BYTES", training)
         monkeypatch.setattr(simulation, "TEST_BYTES", testing)
         assert_same_result(plain, simulated(method, **given))
 
@@ -155,10 +158,10 @@ def test_nothing_matters_at_the_size_of_mnist(method, model, dtype, monkeypatch)
     settings: dict[str, Any] = {"model": model, "model_args": {}, "dtype": dtype, "batch_size": 7, "rounds": 2}
     params = {**SWEEPS[method], "l2": 0.001, "local_steps": 2}
     sweep = simulated(method, clients, params=params, **settings)
-    point = simulation.combinations(params)[1]
+    point = combinations(params)[1]
     alone = simulated(method, clients, SEEDS[1:], params=point, **settings)
     assert_same_run(sweep, 3, alone, 0)
-    monkeypatch.setattr(simulation, "CACHE_BYTES", 1)
+    monkeypatch.setattr(rounds, "CACHE_BYTES", 1)
     monkeypatch.setattr(simulation, "TEST_BYTES", 1)
     assert_same_result(sweep, simulated(method, clients, params=params, threads=2, **settings))
 
@@ -170,7 +173,7 @@ def test_a_convolutional_network_is_invariant_too(monkeypatch):
     sweep = simulated("cgpfl", clients, params=params, **settings)
     alone = simulated("cgpfl", clients, SEEDS[1:], params={**params, "lam": 9.0}, **settings)
     assert_same_run(sweep, 3, alone, 0)
-    monkeypatch.setattr(simulation, "CACHE_BYTES", 1)
+    monkeypatch.setattr(rounds, "CACHE_BYTES", 1)
     monkeypatch.setattr(simulation, "TEST_BYTES", 1)
     assert_same_result(sweep, simulated("cgpfl", clients, params=params, threads=2, **settings))
 
@@ -210,7 +213,7 @@ def killed_at(stop: int):
 
 @pytest.mark.parametrize("method", SWEEPS)
 def test_a_run_that_was_killed_ends_as_if_it_had_not(method, monkeypatch, tmp_path):
-    monkeypatch.setattr(simulation._Checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(Checkpoint, "SECONDS", 0.0)
     params = {name: value[-1] if isinstance(value, list) else value for name, value in SWEEPS[method].items()}
     given: dict[str, Any] = {"params": {**params, "l2": 0.01}, "rounds": 4, "participation": 0.6}
     whole = simulated(method, **given)
@@ -226,7 +229,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not(method, monkeypatch, tmp_pa
 
 
 def test_a_checkpoint_of_other_runs_or_half_a_file_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setattr(simulation._Checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(Checkpoint, "SECONDS", 0.0)
     file = tmp_path / "checkpoint"
     given: dict[str, Any] = {"params": {"lr": 0.1, "l2": 0.0}}
     whole = simulated("fedavg", **given)

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("local", {"lr": [0.1, 0.03]}),
     "fedavg": ("fedavg", {"lr": [0.1, 0.03]}),
     "fedavg_ft": ("fedavg_ft", {"lr": [0.1, 0.03], "finetune_steps": 2}),
+    "fedprox": ("fedprox", {"lr": [0.1, 0.03], "mu": 0.7}),
     "ifca": ("ifca", {"lr": [0.1, 0.03], "contexts": 3}),
     "l2sgd": ("l2sgd", {"lr": 0.1, "lam": [0.3, 1.0], "p": 0.4}),
     "apfl": ("apfl", {"lr": [0.1, 0.03], "mix": 0.3}),
@@ -45,6 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg uniform": ("fedavg", {"lr": [0.1, 0.03], "weights": "uniform"}),
     "fedavg_ft uniform": ("fedavg_ft", {"lr": [0.1, 0.03], "finetune_steps": 1, "weights": "uniform"}),
     "fedavg_ft without steps": ("fedavg_ft", {"lr": 0.1, "finetune_steps": 0}),
+    "fedprox pulls": ("fedprox", {"lr": 0.1, "mu": [0.0, 2.0], "weights": "uniform"}),
     "ifca restarts": ("ifca", {"lr": [0.1, 0.03], "contexts": 2, "restarts": 3}),
     "l2sgd default p": ("l2sgd", {"lr": 0.1, "lam": [0.3, 1.0]}),
     "l2sgd other p": ("l2sgd", {"lr": 0.1, "lam": 0.5, "p": [0.3, 0.6]}),
@@ -363,6 +365,22 @@ def test_fedavg_ft_without_steps_is_fedavg():
     theirs = simulated("fedavg", params={"lr": 0.1})
     assert torch.equal(ours.state["global"], theirs.state["global"])
     assert_same_history(ours, theirs, {"personal": "global", "global": "global"}, exactly=True)
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.01])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_fedprox_with_mu_0_is_fedavg_exactly(participation, l2):
+    ours = simulated("fedprox", params={"lr": 0.1, "mu": 0.0, "l2": l2}, participation=participation)
+    theirs = simulated("fedavg", params={"lr": 0.1, "l2": l2}, participation=participation)
+    assert torch.equal(ours.state["global"], theirs.state["global"])
+    assert_same_history(ours, theirs, {"global": "global"}, exactly=True)
+
+
+def test_fedprox_with_a_strong_pull_hardly_moves_from_the_round_start():
+    """lr*mu = 1: a step ends at w^t - lr*g(w), so R steps are as far from w^t as one."""
+    ours = simulated("fedprox", params={"lr": 0.1, "mu": 10.0}, rounds=1, batch_size="full")
+    step = simulated("fedavg", params={"lr": 0.1, "local_steps": 1}, rounds=1, batch_size="full")
+    assert (ours.state["global"] - ours.initial).norm() < 1.1 * (step.state["global"] - step.initial).norm()
 
 
 def test_l2sgd_with_lam_0_and_a_fixed_schedule_takes_the_steps_of_local_with_full_batches():

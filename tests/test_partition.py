@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from cgpfl import datasets
 from cgpfl import partition as pt
 from cgpfl.errors import UserError
 
@@ -303,6 +304,30 @@ def test_given_split_is_kept():
         assert sorted(held) == np.flatnonzero(client == u).tolist()
     assert partition.scheme == "given"
     check_common(partition, labels, 0.25)
+
+
+def test_a_dataset_with_clients_keeps_them_and_another_is_dealt():
+    """The shape of LEAF's FEMNIST: writers by name, 62 classes, unequal numbers of samples."""
+    rng = np.random.default_rng(0)
+    writer = np.repeat([f"f{u:04d}" for u in range(7)], rng.integers(130, 200, 7))
+    y = np.arange(len(writer)) % 62
+    x = rng.random((len(y), 4, 4), dtype=np.float32)
+    options = {"seed": 3, "clients": 40, "test_fraction": 0.2, "scheme": "cyclic", "classes_per_client": 2}
+    found = pt.of_dataset(datasets.make_dataset("femnist", x, y, client=writer), **options)
+    assert found.scheme == "given"
+    assert [sorted(held) for held in members(found)] == [
+        np.flatnonzero(writer == name).tolist() for name in np.unique(writer)
+    ]
+    check_common(found, y, 0.2)
+    fewer = pt.of_dataset(datasets.make_dataset("femnist", x, y, client=writer), **options, train_share=0.5)
+    assert same(fewer, pt.subsample_train(found, y, 0.5, seed=3))
+    dealt = pt.of_dataset(datasets.make_dataset("mine", x, y), **{**options, "clients": 9})
+    assert (dealt.scheme, dealt.clients) == ("cyclic", 9)
+
+
+def test_a_given_client_that_cannot_be_tested_is_told():
+    with pytest.raises(UserError, match=r"client 1 has 1 samples .* leave this one out"):
+        pt.make_partition(np.array([0, 0, 1]), scheme="given", client=np.array([0, 0, 1]))
 
 
 def test_pool_indices_are_those_of_the_dataset():

@@ -14,7 +14,8 @@ from cgpfl.clients import ClientData
 from cgpfl.errors import UserError
 from cgpfl.methods import METHODS, Param, resolve_params
 from cgpfl.models import build_model
-from cgpfl.simulation import Result, RunSpec, simulate
+from cgpfl.runs import Result, simulate
+from cgpfl.settings import RunSpec
 
 __version__ = "0.1.0"
 

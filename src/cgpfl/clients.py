@@ -158,6 +158,11 @@ class ClientData:
         lists = (self.train.values, self.train.counts, self.test.values, self.test.counts)
         return (self.x, self.y, *lists) if self.contexts is None else (self.x, self.y, *lists, self.contexts)
 
+    def gathered(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples and labels at the positions ``index`` [rows, n]: [rows, n, *input_shape] and [rows, n]."""
+        flat = index.reshape(-1)  # index_select is twice as fast as indexing with [rows, n]
+        return self.x.index_select(0, flat).unflatten(0, index.shape), self.y[index]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
         """The same clients with samples of the given type on the given device."""
         contexts = None if self.contexts is None else self.contexts.to(device)
@@ -293,6 +298,13 @@ class Streams:
         counts = lists.counts[rows].unsqueeze(1)
         index, real = lists.padded(rows, width)
         return cls(index.unsqueeze(1), _mean_weights(real, counts))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Streams]) -> Streams:
+        """The streams of several draws, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(torch.cat([part.index for part in parts]), torch.cat([part.weight for part in parts]))
 
 
 def _mean_weights(real: Tensor, counts: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist
 from torch import Tensor
 
-# Above this many uploads the N x N Gram matrix is no longer the cheap way.
-GRAM_LIMIT = 4000
+# With more uploads than this, their coordinates are products with so many of them instead of with all, so that a
+# client's share of the server's work does not grow with the number of clients.
+AXES = 200
 RESTARTS = 4  # of k-means++; the best by inertia is kept
 
 
@@ -32,10 +33,10 @@ def coordinates(models: Tensor) -> NDArray[np.float64] | None:
 
     k-means sees its points only through their distances, and N models span at most N dimensions: the eigenvectors
     of the centred N x N Gram matrix, scaled by the roots of their eigenvalues, are the same points in other axes.
-    Beyond ``GRAM_LIMIT`` rows the models are projected on the principal axes of ``GRAM_LIMIT / 8`` evenly spaced
-    ones instead (exact if these span the rest, an approximation otherwise).
+    More than ``AXES`` models are projected on the principal axes of ``AXES`` evenly spaced ones of them instead
+    (exact if these span the rest, an approximation otherwise).
     """
-    sample = models if len(models) <= GRAM_LIMIT else models[:: math.ceil(8 * len(models) / GRAM_LIMIT)]
+    sample = models if len(models) <= AXES else models[torch.linspace(0, len(models) - 1, AXES).long()]
     gram = _products(sample, sample)
     if not np.isfinite(gram).all():
         return None
@@ -89,12 +90,10 @@ def cluster(
     if previous is not None and len(np.unique(previous)) == found:
         init = np.stack([points[previous == label].mean(0) for label in np.unique(previous)])
     restarts = RESTARTS if isinstance(init, str) else 1
-    from sklearn.cluster import KMeans, MiniBatchKMeans  # a second to import, and most jobs never cluster
+    from sklearn.cluster import KMeans  # a second to import, and most jobs never cluster
 
-    kind = KMeans if len(points) <= GRAM_LIMIT else MiniBatchKMeans
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fewer clusters than asked for: counted below
-        fit = kind(n_clusters=found, init=init, n_init=restarts, random_state=seed).fit(points)
+    warnings.filterwarnings("ignore", "Number of distinct clusters")  # counted below
+    fit = KMeans(n_clusters=found, init=init, n_init=restarts, random_state=seed).fit(points)
     labels = fit.labels_.astype(np.int64)
     return Clustering(labels, len(np.unique(labels)), int(fit.n_iter_))
 

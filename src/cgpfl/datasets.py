@@ -209,6 +209,8 @@ def prepare(
     )
     dataset = _KINDS[kind](source)
     _save(dataset, Path(out))
+    log.info("%s: %d samples of shape %s", name, len(dataset.y), dataset.x.shape[1:])
+    log.info("classes 0 to %d are called %s", len(dataset.classes) - 1, ", ".join(dataset.classes))
     return dataset
 
 
@@ -330,6 +332,18 @@ def check_source(name: str, kind: str, path: Path | None) -> None:
         raise UserError(f"dataset {name!r} of kind {kind!r} takes no path (it is {str(path)!r}).")
     if not name or name.startswith(".") or not all(c.isalnum() or c in "._-" for c in name):
         raise UserError(f"dataset name {name!r} must consist of letters, digits, '.', '_' and '-'.")
+
+
+def given_clients(kind: str, path: Path | None) -> int | None:
+    """How many clients a user's data says that it has, without reading its samples: None where it names none, or
+    cannot be read (`prepare` tells why)."""
+    if kind != "npz" or path is None or not zipfile.is_zipfile(path):
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return len(np.unique(data["client"])) if "client" in data else None
+    except (OSError, ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile):
+        return None
 
 
 def archive_folder(archive_dir: Path | str | None) -> Path | None:

@@ -17,10 +17,10 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,9 +29,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
 
 import cgpfl
-from cgpfl import datasets, models
+from cgpfl import datasets, imports, models
 from cgpfl import partition as partitions
 from cgpfl.errors import UserError
+from cgpfl.methods import METHODS, method_named, method_names, own_path
 from cgpfl.methods.base import MOST, number_in
 
 Scalar = bool | int | float | str
@@ -62,6 +63,7 @@ GRIDS: Mapping[str, Grid] = {
     "local": _LR,
     "fedavg": _LR,
     "fedavg_ft": _LR,
+    "fedprox": {**_LR, "mu": [0.001, 0.01, 0.1, 1]},
     "ifca": _LR,
     # lam before lr: with a strong pull to the mean the method takes no larger step.
     "l2sgd": {"lam": [0.1, 0.5, 1, 5, 12], **_LR, "p": [0.05, 0.09, 0.2, 0.5]},
@@ -94,6 +96,11 @@ class Dataset(Section):
     def _from_short(cls, value: Any) -> Any:
         return {"name": value, "kind": value} if isinstance(value, str) else value
 
+    @property
+    def clients(self) -> int | None:
+        """How many clients the data comes with, None if it is the partition that makes them."""
+        return datasets.given_clients(self.kind, None if self.path is None else Path(self.path))
+
     @model_serializer
     def _to_short(self) -> Any:
         return self.name if (self.kind, self.path) == (self.name, None) else dict(self)
@@ -121,6 +128,29 @@ class Entry(Section):
         return {self.name: self.params} if self.params else self.name
 
 
+class ModelEntry(Entry):
+    """A model: one of ours, or the path of your own factory."""
+
+    @property
+    def label(self) -> str:
+        """Its name in results: for your own, the factory's."""
+        return self.name.rpartition(":")[2]
+
+
+class MethodEntry(Entry):
+    """A method: one of ours or of an installed package, or the path of your own."""
+
+    @property
+    def label(self) -> str:
+        """Its name in results, the method's own."""
+        return method_named(self.name).name
+
+    @property
+    def takes(self) -> dict[str, cgpfl.Param]:
+        """Its hyperparameters by name."""
+        return {param.name: param for param in method_named(self.name).parameters}
+
+
 class Data(Section):
     """How public datasets are fetched."""
 
@@ -134,7 +164,11 @@ class Data(Section):
 class Partition(Section):
     """How a dataset's samples become clients."""
 
-    clients: Count = Field(40, description="number of clients, N")
+    clients: Count = Field(
+        40,
+        description="number of clients, N; data that comes with clients keeps these, with nothing but test_fraction "
+        "and train_share",
+    )
     scheme: Literal["cyclic", "random", "contexts", "dirichlet", "iid", "shards"] = Field(
         "cyclic",
         description="cyclic: client u holds classes u, u+1, ...; random: random classes; contexts: groups of clients "
@@ -227,7 +261,7 @@ class Tune(Section):
 class Sweep(Section):
     """Runs that differ in one parameter."""
 
-    methods: list[Entry] = Field(min_length=1, description="the methods, as under `methods`")
+    methods: list[MethodEntry] = Field(min_length=1, description="the methods, as under `methods`")
     values: Annotated[list[Scalar], Field(min_length=1)] | dict[str, list[Scalar]] = Field(
         description="the parameter's values, or values by dataset and model: {mnist/mlr: [11, 12]}"
     )
@@ -256,13 +290,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """All runs of one method on one dataset and model: one call of the engine."""
+    """All runs of one method on one dataset and model: one call of the engine.
+
+    `paths`: where the user's own code is, by `model` and `method`; empty if both are ours.
+    """
 
     dataset: str
     model: str
     model_args: Params
     method: str
     runs: tuple[Run, ...]
+    paths: Mapping[str, str]
+
+    @property
+    def sources(self) -> list[Path]:
+        """The files of the user's own code."""
+        return sorted({file for path in self.paths.values() for file in imports.sources(path)})
 
     def plain(self) -> dict[str, Any]:
         """As a mapping of plain values, for `params` of a workflow's rule; `from_plain` takes it back."""
@@ -288,7 +331,9 @@ class Experiment(Section):
         min_length=1,
         description="names of public datasets, or your own: {name: mine, kind: npz, path: mine.npz}",
     )
-    models: list[Entry] = Field(min_length=1, description="models, each trained on each dataset")
+    models: list[ModelEntry] = Field(
+        min_length=1, description="models, each trained on each dataset; your own by its path, mypackage.nets:make_net"
+    )
     data: Data = Field(Data(), description="how public datasets are fetched")
     partition: Partition = Field(Partition(), description="how a dataset's samples become clients")
     training: Training = Field(Training(), description="how every method is trained and tested")
@@ -296,9 +341,10 @@ class Experiment(Section):
     model_params: dict[str, Params] = Field(
         {}, description="hyperparameters for one model, as {mlr: {l2: 0.001}}; they come before those of params"
     )
-    methods: list[Entry] = Field(
+    methods: list[MethodEntry] = Field(
         min_length=1,
-        description="rows of Table 1: a method, with what differs from params if anything; lists give a row a value",
+        description="rows of Table 1: a method, with what differs from params if anything; lists give a row a value; "
+        "your own by its path, mypackage.fl:MyMethod",
     )
     sweeps: dict[str, Sweep] = Field(
         {}, description="parameters to vary and the methods to vary them for: lam is Table 2, contexts figure 3a"
@@ -332,7 +378,7 @@ class Experiment(Section):
         return studies
 
     @cached_property
-    def pairs(self) -> list[tuple[str, Entry]]:
+    def pairs(self) -> list[tuple[str, ModelEntry]]:
         """Every dataset's name with every model."""
         return [(dataset.name, model) for dataset in self.datasets for model in self.models]
 
@@ -341,12 +387,12 @@ class Experiment(Section):
         """The training jobs, by dataset, model and method in the order of the configuration."""
         variants = [(pair, variant) for pair in self.pairs for variant in self._variants(*pair)]
         shown = _shown_parameters(variant for _, variant in variants)
-        jobs: dict[tuple[str, str, str], tuple[Entry, list[_Variant]]] = {}
+        jobs: dict[tuple[str, str, str], tuple[ModelEntry, list[_Variant]]] = {}
         for (dataset, model), variant in variants:
-            jobs.setdefault((dataset, model.name, variant.method), (model, []))[1].append(variant)
+            jobs.setdefault((dataset, model.label, variant.method), (model, []))[1].append(variant)
         return tuple(
-            Job(dataset, model, entry.params, method, tuple(self._runs(job, shown[method])))
-            for (dataset, model, method), (entry, job) in jobs.items()
+            Job(dataset, label, model.params, method, tuple(self._runs(job, shown[method])), _paths(model, job[0].path))
+            for (dataset, label, method), (model, job) in jobs.items()
         )
 
     def changes(self, study: "Experiment") -> Params:
@@ -384,46 +430,48 @@ class Experiment(Section):
         """The training job of a dataset, model and method."""
         return next(job for job in self.jobs if (job.dataset, job.model, job.method) == (dataset, model, method))
 
-    def _variants(self, dataset: str, model: Entry) -> Iterator["_Variant"]:
+    def _variants(self, dataset: str, model: ModelEntry) -> Iterator["_Variant"]:
+        clients = next(each for each in self.datasets if each.name == dataset).clients or self.partition.clients
         for i, entry in enumerate(self.methods):
-            yield from self._settings(f"methods[{i}]", TABLE1, self.seeds, entry, model.name)
+            yield from self._settings(f"methods[{i}]", TABLE1, self.seeds, entry, model, clients)
         for name, sweep in self.sweeps.items():
-            if isinstance(sweep.values, dict) and f"{dataset}/{model.name}" not in sweep.values:
+            if isinstance(sweep.values, dict) and f"{dataset}/{model.label}" not in sweep.values:
                 raise UserError(
-                    f"sweeps.{name}.values has no values for {dataset}/{model.name}; add that key ([] for no runs) "
+                    f"sweeps.{name}.values has no values for {dataset}/{model.label}; add that key ([] for no runs) "
                     "or give one list for all."
                 )
-            values = sweep.values_for(dataset, model.name)
+            values = sweep.values_for(dataset, model.label)
             seeds = self.seeds if sweep.seeds is None else sweep.seeds
             for i, entry in enumerate(sweep.methods):
                 key = f"sweeps.{name}.methods[{i}]"
                 if name in entry.params:
                     raise UserError(f"{key}: {entry.name} sets {name}, which the sweep is to vary; leave it out there.")
-                yield from self._settings(key, name, seeds, entry, model.name, {name: values})
+                yield from self._settings(key, name, seeds, entry, model, clients, {name: values})
 
     def _settings(
         self,
         key: str,
         part: str,
         seeds: Sequence[int],
-        entry: Entry,
-        model: str,
+        entry: MethodEntry,
+        model: ModelEntry,
+        clients: int,
         swept: Mapping[str, Sequence[Scalar]] | None = None,
     ) -> Iterator["_Variant"]:
         """An entry's settings: one for each combination of the values it lists, resolved by the method."""
-        takes = cgpfl.methods()[entry.name].params
-        given = {**self.params, **self.model_params.get(model, {})}
+        takes = entry.takes
+        given = {**self.params, **self.model_params.get(model.label, {})}
         shared = {name: value for name, value in given.items() if name in takes}
         axes = {name: value if isinstance(value, list) else [value] for name, value in entry.params.items()}
         axes |= {name: list(values) for name, values in (swept or {}).items()}
         for values in itertools.product(*axes.values()):
             own = dict(zip(axes, values, strict=True))
             try:
-                params = cgpfl.resolve_params(entry.name, {**shared, **own}, model, self.partition.clients)
+                params = cgpfl.resolve_params(entry.name, {**shared, **own}, model.name, clients)
             except UserError as error:
                 raise UserError(f"{key}: {error}") from None
             resolved = {name: _whole(value) for name, value in params.items()}
-            yield _Variant(part, tuple(seeds), entry.name, tuple(entry.params), resolved)
+            yield _Variant(part, tuple(seeds), entry.label, own_path(entry.name), tuple(entry.params), resolved)
 
     def _runs(self, variants: Sequence["_Variant"], shown: Sequence[str]) -> Iterator[Run]:
         """Each distinct setting once for each seed, with all the parts of the experiment that it belongs to."""
@@ -441,11 +489,13 @@ class Experiment(Section):
 
 @dataclass(frozen=True)
 class _Variant:
-    """A method's resolved parameters, the part that asks for them, for which seeds, and the names its entry sets."""
+    """A method's resolved parameters, the part that asks for them, for which seeds, where the method is if it is the
+    user's own, and the names that its entry sets."""
 
     part: str
     seeds: tuple[int, ...]
     method: str
+    path: str | None
     own: tuple[str, ...]
     params: Params
 
@@ -467,6 +517,12 @@ def _shown_parameters(variants: Iterator[_Variant]) -> dict[str, list[str]]:
         ]
         for method, group in by_method.items()
     }
+
+
+def _paths(model: ModelEntry, method: str | None) -> dict[str, str]:
+    """Where the user's own code is."""
+    paths = {"model": model.name if imports.is_path(model.name) else None, "method": method}
+    return {what: path for what, path in paths.items() if path is not None}
 
 
 def _label(method: str, params: Params, shown: Sequence[str]) -> str:
@@ -590,11 +646,12 @@ def _check_names(experiment: Experiment) -> None:
     for dataset in experiment.datasets:
         datasets.check_source(dataset.name, dataset.kind, None if dataset.path is None else Path(dataset.path))
     for i, model in enumerate(experiment.models):
-        _check_known(f"models[{i}]", "model", model.name, models.MODELS)
+        if not imports.is_path(model.name):
+            _check_known(f"models[{i}]", "model", model.name, models.MODELS)
         for dataset in experiment.datasets:
             _check_model(f"models[{i}]", model, dataset)
     for name in experiment.model_params:
-        _check_known("model_params", "model", name, models.MODELS)
+        _check_known("model_params", "model", name, _models(experiment))
     entries = {f"methods[{i}]": entry for i, entry in enumerate(experiment.methods)}
     for name, sweep in experiment.sweeps.items():
         entries |= {f"sweeps.{name}.methods[{i}]": entry for i, entry in enumerate(sweep.methods)}
@@ -602,15 +659,46 @@ def _check_names(experiment: Experiment) -> None:
         if not set(sweep.seeds or experiment.seeds) & set(experiment.seeds):
             raise UserError(f"sweeps.{name}.seeds is {sweep.seeds}; valid are some of `seeds`, {experiment.seeds}.")
     for key, entry in entries.items():
-        _check_known(key, "method", entry.name, cgpfl.methods())
+        _check_method(key, entry)
+    _check_own(experiment.models, models.MODELS, "models")
+    _check_own(list(entries.values()), METHODS, "methods")
 
 
-def _check_model(key: str, model: Entry, dataset: Dataset) -> None:
-    """The model can be built for the dataset; for data not seen yet, on samples that suit every model."""
+def _check_method(key: str, entry: MethodEntry) -> None:
+    if not imports.is_path(entry.name):
+        _check_known(key, "method", entry.name, method_names())
+    try:
+        method_named(entry.name)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+
+
+def _check_own(entries: Sequence[ModelEntry] | Sequence[MethodEntry], ours: Mapping[str, Any], key: str) -> None:
+    """The names in results of the user's own models or methods are not those of others."""
+    named: dict[str, str] = {}
+    for entry in entries:
+        other = named.setdefault(entry.label, entry.name)
+        if entry.name != other or (imports.is_path(entry.name) and entry.label in ours):
+            taken = f"that of {other}" if entry.name != other else "one of ours"
+            raise UserError(f"{key}: the name in results of {entry.name} is {entry.label!r}, {taken}; rename it.")
+
+
+def _models(experiment: Experiment) -> list[str]:
+    """The names that models have in results."""
+    return [*models.MODELS, *(model.label for model in experiment.models if model.name not in models.MODELS)]
+
+
+def _check_model(key: str, model: ModelEntry, dataset: Dataset) -> None:
+    """The model can be built for the dataset; for data not seen yet, one of ours can be on samples that suit them
+    all, and one of the user's own takes its settings."""
     shape, classes = (PUBLISHED[dataset.kind][0], 10) if dataset.kind in PUBLISHED else ((32, 32), 2)
     try:
-        with torch.device("meta"):  # structure only, no memory
-            cgpfl.build_model(model.name, shape, classes, **model.params)
+        models.factory_of(model.name, model.params)
+        if not imports.is_path(model.name):
+            with torch.device("meta"):  # structure only, no memory
+                cgpfl.build_model(model.name, shape, classes, **model.params)
+        elif dataset.kind in PUBLISHED:
+            models.initial_row(partial(cgpfl.build_model, model.name, shape, classes, **model.params), 0)
     except UserError as error:
         raise UserError(f"{key} on {dataset.name}: {error}") from None
 
@@ -618,11 +706,11 @@ def _check_model(key: str, model: Entry, dataset: Dataset) -> None:
 def _check_pairs(key: str, sweep: Sweep, experiment: Experiment) -> None:
     """Values by pair are for pairs that can be: with `--config`, an experiment may leave some of them out."""
     if isinstance(sweep.values, dict):
-        known = [f"{dataset}/{model.name}" for dataset, model in experiment.pairs]
+        known = [f"{dataset}/{model.label}" for dataset, model in experiment.pairs]
         places = {dataset for dataset, _ in experiment.pairs} | set(PUBLISHED)
         for pair in sweep.values:
             dataset, _, model = pair.partition("/")
-            if dataset not in places or model not in models.MODELS:
+            if dataset not in places or model not in _models(experiment):
                 raise UserError(f"{key}: {pair!r} is no dataset/model; valid are {_names(known)}.{_meant(pair, known)}")
 
 
@@ -642,15 +730,16 @@ def _check_machine(experiment: Experiment) -> None:
         raise UserError(f"training.device is {device!r}; valid on this machine are {_names(here)}.")
 
 
-def _check_known(key: str, what: str, name: str, known: Mapping[str, Any]) -> None:
+def _check_known(key: str, what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise UserError(f"{key}: {name!r} is not a {what}; valid are {_names(known)}.{_meant(name, known)}")
 
 
 def _check_params(experiment: Experiment) -> None:
     """Every hyperparameter is one of its method's (in `params`: of some method's) with a value in range."""
-    methods = cgpfl.methods()
-    anywhere = {name: param for method in methods.values() for name, param in method.params.items()}
+    anywhere = {param.name: param for method in METHODS.values() for param in method.parameters}
+    for entry in experiment.methods:
+        anywhere = entry.takes | anywhere
     groups = {"params": experiment.params}
     groups |= {f"model_params.{model}": params for model, params in experiment.model_params.items()}
     for group, params in groups.items():
@@ -660,25 +749,27 @@ def _check_params(experiment: Experiment) -> None:
             _check_param(group, name, [value], anywhere)
     for i, entry in enumerate(experiment.methods):
         _check_entry(f"methods[{i}]", entry)
+    entries = [*(MethodEntry.model_validate(name) for name in METHODS), *experiment.methods]
+    takes = {entry.label: entry.takes for entry in entries}
     for method, grid in (experiment.tune.grids if experiment.tune else {}).items():
-        _check_known("tune.grids", "method", method, methods)
+        _check_known("tune.grids", "method", method, takes)
         for name, values in grid.items():
-            _check_param(f"tune.grids.{method}", name, values, methods[method].params)
+            _check_param(f"tune.grids.{method}", name, values, takes[method])
     for name, sweep in experiment.sweeps.items():
         lists = sweep.values.values() if isinstance(sweep.values, dict) else [sweep.values]
         for i, entry in enumerate(sweep.methods):
             key = f"sweeps.{name}.methods[{i}]"
             for values in lists:
-                _check_param(f"{key}.{entry.name}", name, values, methods[entry.name].params)
+                _check_param(f"{key}.{entry.name}", name, values, entry.takes)
             _check_entry(key, entry)
 
 
-def _check_entry(key: str, entry: Entry) -> None:
+def _check_entry(key: str, entry: MethodEntry) -> None:
     for name, value in entry.params.items():
         if value == []:
             raise UserError(f"{key}.{entry.name}.{name} is []; valid is a value or a list that is not empty.")
         values = value if isinstance(value, list) else [value]
-        _check_param(f"{key}.{entry.name}", name, values, cgpfl.methods()[entry.name].params)
+        _check_param(f"{key}.{entry.name}", name, values, entry.takes)
 
 
 def _check_param(group: str, name: str, values: Sequence[Any], known: Mapping[str, cgpfl.Param]) -> None:
@@ -692,12 +783,19 @@ def _check_param(group: str, name: str, values: Sequence[Any], known: Mapping[st
 def _check_partition(experiment: Experiment) -> None:
     """The scheme has the options that are given, for every dataset, and the contexts that a method needs."""
     partition = experiment.partition
-    for dataset in experiment.datasets:
+    dealt = [dataset for dataset in experiment.datasets if dataset.clients is None]
+    for dataset in dealt:
         classes = 10 if dataset.kind in PUBLISHED else None
         partitions.check(partition.scheme, partition.clients, classes, **partition.options)
         if dataset.kind in PUBLISHED:
             _check_pool(partition, dataset.name, PUBLISHED[dataset.kind][1])
     oracle = any(job.method == "cgpfl_oracle" for job in experiment.jobs)
+    for dataset in experiment.datasets:
+        if oracle and dataset not in dealt:
+            raise UserError(
+                f"datasets: {dataset.name} comes with its clients, which have no true contexts for cgpfl_oracle; leave "
+                "cgpfl_oracle out of `methods`."
+            )
     if oracle and not partitions.has_contexts(partition.scheme):
         known = [name for name in partitions.schemes() if partitions.has_contexts(name)]
         raise UserError(

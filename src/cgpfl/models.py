@@ -15,9 +15,9 @@ import copy
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from cgpfl.clients import Batch
 from cgpfl.errors import UserError
+from cgpfl.imports import imported, is_path, told
+
+T = TypeVar("T")
 
 # --- modules --------------------------------------------------------------------------------------------------
 
@@ -87,22 +90,50 @@ def build_model(name: str, input_shape: Sequence[int], classes: int, **kwargs: A
     """The module called ``name``, freshly initialised from torch's current random state.
 
     Args:
-        name: ``mlr``, ``dnn`` or ``cnn``.
+        name: ``mlr``, ``dnn`` or ``cnn``; or the path of your own factory, ``mypackage.nets:make_net``, which is called
+            as ``make_net(input_shape, classes, **kwargs)`` and returns a module (see ``check_module``).
         input_shape: shape of one sample. classes: number of outputs C.
         kwargs: sizes of the model (dnn: hidden; cnn: channels, hidden).
 
     The order of ``torch.nn.utils.parameters_to_vector`` on it is the column order of every row [.., d] in a result.
 
     Raises:
-        UserError: for an unknown name or size.
+        UserError: for an unknown name or size, and for an own model that cannot be built or trained.
     """
-    if name not in MODELS:
-        raise UserError(f"model: {name!r} is unknown; valid are {', '.join(MODELS)}")
-    valid = list(inspect.signature(MODELS[name]).parameters)[2:]
-    for key in kwargs:
-        if key not in valid:
+    factory, shape = factory_of(name, kwargs), tuple(input_shape)
+    if not is_path(name):
+        return factory(shape, classes, **kwargs)
+    try:
+        module = _tried(lambda: factory(shape, classes, **kwargs), "the factory")
+        check_module(module, shape, classes)
+    except UserError as error:
+        raise UserError(f"model {name}: {error}") from error.__cause__
+    return module
+
+
+def factory_of(name: str, settings: Iterable[str] = ()) -> Callable[..., nn.Module]:
+    """The function that builds the model called ``name``, once it is known to take these settings.
+
+    Raises:
+        UserError: for an unknown name or setting.
+    """
+    if is_path(name):
+        factory = imported(name, "model")
+        if not callable(factory):
+            raise UserError(f"model {name}: this is no function; valid is one that takes (input_shape, classes)")
+    elif name in MODELS:
+        factory = MODELS[name]
+    else:
+        raise UserError(
+            f"model: {name!r} is unknown; valid are {', '.join(MODELS)}, or the path of your own, package.module:name"
+        )
+    parameters = list(inspect.signature(factory).parameters.values())
+    valid = [parameter.name for parameter in parameters][2:]
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    for key in settings:
+        if not anything and key not in valid:
             raise UserError(f"model {name}: {key!r} is unknown; valid are {', '.join(valid) or 'no settings'}")
-    return MODELS[name](tuple(input_shape), classes, **kwargs)
+    return factory
 
 
 def initial_row(build: Callable[[], nn.Module], seed: int) -> Tensor:
@@ -123,6 +154,102 @@ def _size(shape: Sequence[int]) -> int:
     for side in shape:
         size *= side
     return size
+
+
+# --- what a module must be ------------------------------------------------------------------------------------
+
+
+def check_module(module: Any, input_shape: tuple[int, ...], classes: int) -> None:
+    """Raise a UserError unless this is a module that can be trained as rows: many at once, each a function of its
+    parameters and one sample at a time.
+
+    It maps [n, *input_shape] to [n, classes] for every n, with the same result in training and in evaluation mode; it
+    has parameters, all of them trained and none shared, no buffers, no dropout and no batch normalisation.
+    """
+    if not isinstance(module, nn.Module):
+        raise UserError(f"the factory returned {type(module).__name__}; valid is a torch.nn.Module")
+    _check_parameters(module)
+    _check_layers(module)
+    x = torch.randn(3, *input_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        _check_outputs(module, x, classes)
+        _check_rows(module, Batch(x[None], torch.arange(3)[None] % classes, torch.full((1, 1, 3), 1 / 3)))
+
+
+def _check_parameters(module: nn.Module) -> None:
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    if not parameters:
+        raise UserError("the module has no parameters to train")
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise UserError(f"{name} has no size yet; give lazy layers their sizes")
+        if not parameter.requires_grad:
+            raise UserError(f"{name} has requires_grad=False; all parameters are trained, so leave frozen ones out")
+    if len({id(parameter) for parameter in parameters.values()}) < len(parameters):
+        raise UserError("the module uses one parameter in two places; every layer needs parameters of its own")
+
+
+def _check_layers(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        place = f"{name or 'the module'} ({type(layer).__name__})"
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise UserError(
+                f"{place}: batch normalisation makes a sample's output depend on its minibatch, which is padded for "
+                "clients of few samples and is test data in a test, and running statistics are state of a client that "
+                "no method says how to aggregate; use GroupNorm"
+            )
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise UserError(
+                f"{place}: dropout draws random numbers, and a run is to be a function of its seed, client and step "
+                "alone; use p=0"
+            )
+    for name, _ in module.named_buffers():
+        raise UserError(
+            f"{name} is a buffer, state of a client that no method says how to aggregate; use layers without running "
+            "statistics (GroupNorm, say) and compute constants in forward"
+        )
+
+
+def _check_outputs(module: nn.Module, x: Tensor, classes: int) -> None:
+    """Outputs on three samples are of the right shape and do not depend on chance, mode or the other samples."""
+    before = torch.get_rng_state()
+    outputs = _tried(lambda: module(x), f"forward on samples {list(x.shape)}")
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise UserError("forward draws random numbers; a run is to be a function of its seed, client and step alone")
+    if not isinstance(outputs, Tensor) or outputs.shape != (len(x), classes):
+        found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise UserError(f"forward returned {found} on {len(x)} samples; valid is a tensor of [n, {classes}] outputs")
+    if not _alike(_tried(lambda: module(x[:2]), "forward on fewer samples"), outputs[:2]):
+        raise UserError("a sample's outputs depend on the other samples of its minibatch; use GroupNorm, say")
+    if not _alike(_tried(lambda: copy.deepcopy(module).eval()(x), "forward in evaluation mode"), outputs):
+        raise UserError("outputs differ between training and evaluation mode; both must be the same function")
+
+
+def _check_rows(module: nn.Module, batch: Batch) -> None:
+    """As rows it computes what it computes by itself."""
+    net = as_net(lambda: module, torch.device("cpu"))
+    rows = net.rows(nn.utils.parameters_to_vector(module.parameters()).detach()[None])
+    what = "forward for several clients at once (torch.vmap)"
+    logits = _tried(lambda: net.logits(rows, batch.x), what)
+    _tried(lambda: net.gradient(rows, batch, torch.ones(1, 1)), what)
+    if not _alike(logits[0].T, _tried(lambda: module(batch.x[0]), what)):
+        raise UserError("the module with its parameters replaced computes something else; keep all state in parameters")
+
+
+def _tried(call: Callable[[], T], what: str) -> T:
+    """What the user's code returns; what it raises, in one sentence."""
+    try:
+        return call()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} raised {told(error)}") from error
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding."""
+    return one.shape == other.shape and bool(((one - other).abs() <= 1e-3 * other.abs().max()).all())
 
 
 # --- rows -----------------------------------------------------------------------------------------------------
@@ -158,6 +285,10 @@ class Net(ABC):
     def logits(self, w: Rows, x: Tensor) -> Tensor:
         """Outputs [rows, C, n]."""
 
+    def logits_of(self, models: Sequence[Rows], x: Tensor) -> Sequence[Tensor]:
+        """Outputs [rows, C, n] of several models on the same samples."""
+        return [self.logits(w, x) for w in models]
+
     @abstractmethod
     def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> Any:
         """``scale`` [rows, 1] times the gradient of each row's mean cross-entropy on its minibatch, in the net's own
@@ -192,6 +323,12 @@ class DenseStack(Net):
 
     def logits(self, w: Rows, x: Tensor) -> Tensor:
         return self._after_first(w.parts[1:], self.first(w, x.flatten(2)))[-1]
+
+    def logits_of(self, models: Sequence[Rows], x: Tensor) -> Sequence[Tensor]:
+        """The first layers as one product, side by side: narrow ones alone are half as fast."""
+        weight, bias = (torch.cat([w.parts[0][part] for w in models], dim=1) for part in (0, 1))
+        firsts = _affine(weight, bias, x.flatten(2), self.sizes[1]).chunk(len(models), dim=1)
+        return [self._after_first(w.parts[1:], first)[-1] for w, first in zip(models, firsts, strict=True)]
 
     def first(self, w: Rows, x: Tensor) -> Tensor:
         """Outputs of the first layer before its ReLU, [rows, outputs, n], for x [rows, n, inputs]."""
@@ -336,7 +473,8 @@ def _pooling(layer: nn.Module) -> tuple[Any, ...]:
 
 
 class GenericNet(Net):
-    """Any module without buffers, by ``vmap`` of ``grad`` over its functional form."""
+    """Any module that is a function of its parameters and one sample at a time (``check_module``), by ``vmap`` of
+    ``grad`` over its functional form."""
 
     def __init__(self, build: Callable[[], nn.Module], device: torch.device):
         module = _built(build)
@@ -347,8 +485,7 @@ class GenericNet(Net):
         self.device = device
         self._module = module
         self._local = threading.local()  # functional_call swaps a module's tensors: one copy a thread
-        if list(module.buffers()):
-            raise UserError(f"model: {type(module).__name__} has buffers (batch norm, say), which are not supported")
+        _check_layers(module)
 
     def _own(self) -> nn.Module:
         if not hasattr(self._local, "module"):
@@ -387,9 +524,10 @@ class GenericNet(Net):
 NARROW = 32
 
 
-def _affine(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """weight x^T + bias, [rows, outputs, n], from [rows, outputs, inputs], [rows, outputs, 1], [rows, n, inputs]."""
-    if weight.shape[1] <= NARROW:
+def _affine(weight: Tensor, bias: Tensor, x: Tensor, width: int | None = None) -> Tensor:
+    """weight x^T + bias, [rows, outputs, n], from [rows, outputs, inputs], [rows, outputs, 1], [rows, n, inputs];
+    ``width``: outputs of each model where those of several are side by side."""
+    if (width or weight.shape[1]) <= NARROW:
         return torch.baddbmm(bias, weight, x.mT)
     return torch.baddbmm(bias.mT, x, weight.mT).mT
 
@@ -404,8 +542,8 @@ def add_factors(layers: Sequence[Layer], factors: Factors) -> None:
 def as_net(build: Callable[[], nn.Module], device: torch.device, path: str = "auto") -> Net:
     """The fastest net for what ``build`` makes; ``path="generic"`` forces the reference."""
     module = _built(build)
-    layers = list(module) if isinstance(module, nn.Sequential) and path == "auto" else []
-    flat = [at for at, layer in enumerate(layers) if isinstance(layer, nn.Flatten)]
+    layers = list(module) if type(module) is nn.Sequential and path == "auto" else []
+    flat = [at for at, layer in enumerate(layers) if _is_flatten(layer)]
     front, tail = (layers[: flat[0]], layers[flat[0] + 1 :]) if len(flat) == 1 else ([], layers)
     if not _is_dense_stack(tail):
         return GenericNet(build, device)
@@ -414,34 +552,41 @@ def as_net(build: Callable[[], nn.Module], device: torch.device, path: str = "au
     if not front:
         return dense
     if device.type == "cpu" and _is_convolutional(front):
-        return ConvStack([layer for layer in front if not isinstance(layer, _SHAPERS)], dense)
+        return ConvStack([layer for layer in front if not _is_shaper(layer)], dense)
     return GenericNet(build, device)
 
 
-_SHAPERS = (nn.Identity, nn.Unflatten)
+# A layer's type is compared, not asked for with isinstance: a class derived from it may compute anything.
+
+
+def _is_flatten(layer: nn.Module) -> bool:
+    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def _is_shaper(layer: nn.Module) -> bool:
+    """Leaves images as they are, or gives grey ones their channel."""
+    if type(layer) is nn.Unflatten:
+        return layer.dim == 1 and len(layer.unflattened_size) == 2 and layer.unflattened_size[0] == 1
+    return type(layer) is nn.Identity
 
 
 def _is_dense_stack(layers: Sequence[nn.Module]) -> bool:
     odd = len(layers) % 2 == 1
-    linear = all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in layers[0::2])
-    return odd and linear and all(isinstance(layer, nn.ReLU) for layer in layers[1::2])
+    linear = all(type(layer) is nn.Linear and layer.bias is not None for layer in layers[0::2])
+    return odd and linear and all(type(layer) is nn.ReLU for layer in layers[1::2])
 
 
 def _is_convolutional(layers: Sequence[nn.Module]) -> bool:
-    """Shaping first, then convolutions, ReLU and max pooling of the plain kind."""
-    convolutions = any(isinstance(layer, nn.Conv2d) for layer in layers)
-    return (
-        convolutions
-        and isinstance(layers[0], _SHAPERS)
-        and all(
-            isinstance(layer, nn.ReLU)
-            or (isinstance(layer, nn.MaxPool2d) and layer.dilation == 1 and not layer.ceil_mode)
-            or (
-                isinstance(layer, nn.Conv2d)
-                and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
-                and layer.bias is not None
-                and not isinstance(layer.padding, str)
-            )
-            for layer in layers[1:]
+    """Shaping first if at all, then convolutions, ReLU and max pooling of the plain kind."""
+    layers = layers[1:] if _is_shaper(layers[0]) else layers
+    return any(type(layer) is nn.Conv2d for layer in layers) and all(
+        type(layer) is nn.ReLU
+        or (type(layer) is nn.MaxPool2d and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices))
+        or (
+            type(layer) is nn.Conv2d
+            and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
+            and layer.bias is not None
+            and not isinstance(layer.padding, str)
         )
+        for layer in layers
     )

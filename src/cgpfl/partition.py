@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,9 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from cgpfl.errors import UserError
 from cgpfl.files import replacing
+
+if TYPE_CHECKING:
+    from cgpfl.datasets import Dataset
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +166,21 @@ def make_partition(
     ]
     train, test = (tuple(np.sort(pool[part[side]]) for part in cuts) for side in (0, 1))
     return Partition(train, test, contexts, int(seed), scheme)
+
+
+def of_dataset(
+    dataset: Dataset, *, seed: int, clients: int, test_fraction: float, train_share: float = 1.0, **given: Any
+) -> Partition:
+    """Deal the pool of a dataset to clients as `make_partition` does, and keep a share of their training samples as
+    `subsample_train` does. A dataset that comes with clients keeps them: then only `seed`, `test_fraction` and
+    `train_share` count."""
+    pool = dataset.pool()
+    options: dict[str, Any] = {"clients": clients, **given}
+    if dataset.client is not None:
+        options = {"scheme": "given", "client": dataset.client[pool]}
+    classes = len(dataset.classes)
+    made = make_partition(dataset.y[pool], pool, seed=seed, test_fraction=test_fraction, classes=classes, **options)
+    return subsample_train(made, dataset.y, train_share, seed)
 
 
 def schemes() -> tuple[str, ...]:
@@ -849,7 +867,8 @@ def _cut(
     if not count.any():
         raise UserError(
             f"partition: {whose} has {len(indices)} samples of {len(np.unique(own))} classes, no two of one "
-            f"class, so that none can be spared as {what} sample (raise min_samples)."
+            f"class, so that none can be spared as {what} sample (raise min_samples; where the data names the clients, "
+            "leave this one out of it)."
         )
     out = _class_ranks(own, seed) < count[own]
     return indices[~out], indices[out]

@@ -31,6 +31,7 @@ EMBEDDED: Mapping[str, Any] = {
         "local",
         "fedavg",
         "fedavg_ft",
+        "fedprox",
         "ifca",
         "l2sgd",
         "apfl",
@@ -53,6 +54,8 @@ HEAD = """\
 # The default experiment: every method on scikit-learn's digits. All keys: README.md beside this file.
 # Written by `make config` from the types in src/cgpfl/experiment.py.
 """
+OWN = "^[^:]+:[^:]+$"
+"""The path of a model or method of the user's own, as far as an editor can tell."""
 MARKS = "<!-- written by `make config` -->", "<!-- end -->"
 
 
@@ -106,7 +109,8 @@ def schema() -> dict[str, Any]:
     params = {name: _param_schema(param) for method in methods.values() for name, param in method.params.items()}
     properties["params"] |= {"properties": params, "additionalProperties": False}
     properties["model_params"]["additionalProperties"] = {"$ref": "#/properties/params"}
-    definitions["Entry"] = _named(
+    definitions.pop("ModelEntry")
+    definitions["MethodEntry"] = _named(
         {name: _closed({key: _one_or_more(key) for key in method.params}) for name, method in methods.items()}
     )
     properties["models"]["items"] = _named({name: {"type": "object"} for name in models.MODELS})
@@ -121,8 +125,9 @@ def _closed(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One of the names, or a mapping of one of them to its settings."""
-    return {"anyOf": [{"enum": list(settings)}, {**_closed(settings), "minProperties": 1, "maxProperties": 1}]}
+    """One of the names or a path to the user's own, or a mapping of one of them to its settings."""
+    one = {**_closed(settings), "patternProperties": {OWN: {"type": "object"}}, "minProperties": 1, "maxProperties": 1}
+    return {"anyOf": [{"enum": list(settings)}, {"type": "string", "pattern": OWN}, one]}
 
 
 def _one_or_more(param: str) -> dict[str, Any]:

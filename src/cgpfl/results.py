@@ -22,6 +22,7 @@ import pandas as pd
 
 from cgpfl.errors import UserError
 from cgpfl.files import replacing
+from cgpfl.imports import sources
 
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "runs": {"run": "str", "seed": "int64"},
@@ -51,7 +52,19 @@ Frames = Mapping[str, pd.DataFrame]
 SETTINGS = ("rounds", "batch_size", "participation", "dtype", "eval_every", "train_loss_samples")
 """The settings of training that are part of a run's key; threads, device and memory are not."""
 
-ENGINE = ("capture", "clients", "models", "solvers", "contexts", "simulation", "methods")
+ENGINE = (
+    "capture",
+    "checkpoint",
+    "clients",
+    "contexts",
+    "methods",
+    "models",
+    "rounds",
+    "runs",
+    "settings",
+    "simulation",
+    "solvers",
+)
 """The modules whose code decides the numbers of a run."""
 
 
@@ -73,6 +86,12 @@ def engine_hash() -> str:
     """A hash over the code of the engine; comments, docstrings and layout do not count."""
     root = Path(__file__).parent
     return content_key({str(file.relative_to(root)): code(file) for file in engine_files()})
+
+
+@cache
+def own_hash(path: str) -> str:
+    """A hash over the code that a user's own model or method is made of, given its dotted path."""
+    return content_key([code(file) for file in sources(path)])
 
 
 def code(file: Path) -> str:

@@ -16,12 +16,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from cgpfl import results, simulation, tracking
+from cgpfl import results, tracking
 from cgpfl.clients import ClientData
 from cgpfl.datasets import SCALES, Dataset
 from cgpfl.experiment import Job, Run
 from cgpfl.partition import Partition, digest
 from cgpfl.results import Store, Stored
+from cgpfl.runs import Result, train
+from cgpfl.settings import RunSpec
 
 Settings = Mapping[str, Any]
 
@@ -57,6 +59,7 @@ class Training:
 
     def facts(self, run: Run) -> dict[str, Any]:
         """All that decides the numbers of a run."""
+        own = {what: {"path": path, "code": results.own_hash(path)} for what, path in self.job.paths.items()}
         return {
             "dataset": self.job.dataset,
             "inputs": self._inputs,
@@ -68,6 +71,7 @@ class Training:
             "seed": run.seed,
             **{name: self.settings[name] for name in results.SETTINGS},
             "engine": results.engine_hash(),
+            **({"own": own} if own else {}),
         }
 
     @cached_property
@@ -107,18 +111,18 @@ class Training:
             checkpoint = own
         made = {**_origin(), "device": self.settings["device"], "threads": threads}
 
-        def keep(result: simulation.Result) -> None:
+        def keep(result: Result) -> None:
             stored = [missing[spec] for spec in result.runs["spec"]]
             for row, key in enumerate(stored):
                 run = runs[missing.index(key)]
                 store.add(Stored(key, self.facts(run), {**made, "finished": _now()}, _frames(result, row, key)))
             on_stored(stored)
 
-        simulation.train(
+        train(
             {run.seed: self.clients[run.seed] for run in runs},
-            self.job.model,
-            self.job.method,
-            [simulation.RunSpec(run.seed, run.params) for run in runs],
+            self.job.paths.get("model", self.job.model),
+            self.job.paths.get("method", self.job.method),
+            [RunSpec(run.seed, run.params) for run in runs],
             **{name: self.settings[name] for name in (*results.SETTINGS, "device", "memory_gb")},
             threads=threads,
             model_args=self.job.model_args,
@@ -147,7 +151,7 @@ class Training:
         return [(labels[key], store.get(key)) for key in keys]
 
 
-def _frames(result: simulation.Result, row: int, key: str) -> dict[str, pd.DataFrame]:
+def _frames(result: Result, row: int, key: str) -> dict[str, pd.DataFrame]:
     """One run's part of the frames of a batch, under its key."""
     frames = {name: getattr(result, name) for name in results.COLUMNS}
     own = {name: frame[frame["run"] == row].assign(run=key) for name, frame in frames.items()}

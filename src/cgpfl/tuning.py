@@ -112,7 +112,8 @@ class Tuning:
     def _takes(self, params: Params) -> bool:
         """Whether the method takes these values together."""
         try:
-            cgpfl.resolve_params(self.job.method, params, self.job.model, next(iter(self.partitions.values())).clients)
+            method = self.job.paths.get("method", self.job.method)
+            cgpfl.resolve_params(method, params, self.job.model, next(iter(self.partitions.values())).clients)
         except UserError:
             return False
         return True

@@ -270,6 +270,26 @@ def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_s
     assert tracked(project)[1] == set(now)
 
 
+def test_editing_an_own_method_trains_its_runs_and_no_others(tmp_path):
+    folder = copy_of_project(tmp_path)
+    (folder / "own").mkdir()
+    model = (
+        "from torch import nn\ndef net(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    (folder / "own/nets.py").write_text(model)
+    method = "from cgpfl.methods import FedProx\nclass Mine(FedProx):\n    name, summary, source = 'mine', '-', '-'\n"
+    (folder / "own/fl.py").write_text(method)
+    config = {**TINY, "models": ["own.nets:net"], "methods": ["fedavg", {"own.fl:Mine": {"mu": 1}}], "sweeps": {}}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    targets = [f"results/tiny/runs/digits/net/{method}/runs.parquet" for method in ("fedavg", "mine")]
+    run(folder, *targets)
+    (folder / "own/fl.py").write_text(method + "    def cost(self, params, d): return super().cost(params, 2 * d)\n")
+    before = stored(folder)
+    assert jobs(run(folder, *targets)) == {"train": 1}
+    assert len(stored(folder)) == len(before) + 1 == 3
+    assert {row["sent_per_round"] for row in pd.read_parquet(folder / targets[1]).to_dict("records")} == {2 * 650}
+
+
 def test_a_killed_job_loses_only_what_it_was_at(tmp_path):
     folder = copy_of_project(tmp_path)
     several = {"contexts": {"methods": ["cgpfl"], "values": [1, 2, 3, 4, 5]}}  # each a batch of its own

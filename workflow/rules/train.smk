@@ -12,6 +12,12 @@ rule train:
         tracking=ancient("<results>/tracking/ready"),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py"],
+        own=lambda wildcards: [
+            os.path.relpath(file)
+            for file in PARTS[wildcards.folder]
+            .job(wildcards.dataset, wildcards.model, wildcards.method)
+            .sources
+        ],
     output:
         runs="<results>/{folder}runs/{dataset}/{model}/{method}/runs.parquet",
         history="<results>/{folder}runs/{dataset}/{model}/{method}/history.parquet",

@@ -11,6 +11,9 @@ rule tune:
         tracking=ancient("<results>/tracking/ready"),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py", SOURCE / "tuning.py"],
+        own=lambda wildcards: [
+            os.path.relpath(file) for file in experiment.job(**wildcards).sources
+        ],
     output:
         runs="<results>/tuned/runs/{dataset}/{model}/{method}/runs.parquet",
         history="<results>/tuned/runs/{dataset}/{model}/{method}/history.parquet",

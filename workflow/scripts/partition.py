@@ -12,14 +12,7 @@ seed = int(snakemake.wildcards.seed)
 output = snakemake.output
 with job_log(snakemake.log[0]):
     dataset = datasets.load(snakemake.input.data)
-    options = dict(snakemake.params.partition)
-    share = options.pop("train_share")
-    pool = dataset.pool()
-    if dataset.client is not None:
-        given = ("clients", "test_fraction")
-        options = {key: options[key] for key in given} | {"scheme": "given", "client": dataset.client[pool]}
-    made = partition.make_partition(dataset.y[pool], pool, seed=seed, classes=len(dataset.classes), **options)
-    made = partition.subsample_train(made, dataset.y, share, seed)
+    made = partition.of_dataset(dataset, seed=seed, **snakemake.params.partition)
     partition.save(made, Path(output.partition))
     statistics = partition.statistics(made, dataset.y, dataset.classes)
     statistics.to_csv(output.statistics, index=False)

@@ -16,7 +16,8 @@ from torch import Tensor
 from cgpfl.errors import UserError
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Block, Round, Simulation
+    from cgpfl.rounds import Block, Round
+    from cgpfl.simulation import Simulation
 
 State = dict[str, Tensor]
 Tested = dict[str, "Callable[[Block], Tensor]"]

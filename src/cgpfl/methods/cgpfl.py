@@ -16,7 +16,8 @@ from cgpfl.methods.base import CONTEXTS, Cost, Method, Param, State, Tested, che
 from cgpfl.methods.pfedme import MOREAU, client_models, train_moreau
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Round, Simulation
+    from cgpfl.rounds import Round
+    from cgpfl.simulation import Simulation
 
 AUTO_MU = 10.0  # relative weight of the clustering cost, see CgpflHeur
 

@@ -10,7 +10,8 @@ from cgpfl.methods.base import COMMON, Cost, Method, Param, State, Tested
 from cgpfl.solvers import anchored_step, sgd_step
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Block, Round, Simulation
+    from cgpfl.rounds import Block, Round
+    from cgpfl.simulation import Simulation
 
 
 class Ditto(Method):

@@ -11,7 +11,8 @@ from cgpfl.methods.base import COMMON, Method, Param, State, Tested
 from cgpfl.solvers import sgd_step
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Block, Round, Simulation
+    from cgpfl.rounds import Block, Round
+    from cgpfl.simulation import Simulation
 
 
 def local_sgd(block: Block, w: Tensor) -> None:

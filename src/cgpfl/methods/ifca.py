@@ -11,7 +11,8 @@ from cgpfl.methods.base import COMMON, CONTEXTS, Cost, Method, Param, State, Tes
 from cgpfl.methods.fedavg import local_sgd
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Round, Simulation
+    from cgpfl.rounds import Round
+    from cgpfl.simulation import Simulation
 
 
 class Ifca(Method):

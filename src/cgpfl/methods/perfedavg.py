@@ -12,7 +12,8 @@ from cgpfl.methods.base import L2, LOCAL_STEPS, Cost, Method, Param, State, Test
 from cgpfl.solvers import formed_gradient, sgd_step
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Block, Round, Simulation
+    from cgpfl.rounds import Block, Round
+    from cgpfl.simulation import Simulation
 
 
 class PerFedAvg(Method):

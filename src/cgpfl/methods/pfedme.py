@@ -11,7 +11,8 @@ from cgpfl.methods.base import COMMON, Cost, Method, Param, State, Tested
 from cgpfl.solvers import Proximal
 
 if TYPE_CHECKING:
-    from cgpfl.simulation import Block, Round, Simulation
+    from cgpfl.rounds import Block, Round
+    from cgpfl.simulation import Simulation
 
 MOREAU = (
     *COMMON,

@@ -1,0 +1,1 @@
+"""A model and a method that are no part of cgpfl."""

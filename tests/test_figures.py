@@ -241,9 +241,13 @@ def test_two_settings_of_a_method_look_different(frames):
 
 def test_accuracy_by_contexts(frames):
     figure = figures.draw("figure3a", frames)
-    assert len(figure.axes) == 4
-    assert legend_of(figure) == ["cgpfl", "K chosen by cgpfl_heur", "cgpfl_oracle", "pfedme"]
-    panel = figure.axes[0]
+    assert len(figure.axes) == 8  # four panels, and the axis of e(K) in each
+    assert legend_of(figure) == ["cgpfl", "K chosen by cgpfl_heur", "e(K), right axis", "cgpfl_oracle", "pfedme"]
+    panel, right = figure.axes[0], figure.axes[4]
+    assert right.get_position().bounds == panel.get_position().bounds
+    own = frames.table1.query("dataset == 'mnist' and model == 'mlr' and method == 'cgpfl_heur'")["run"]
+    criterion = frames.heuristic[frames.heuristic["run"].isin(own)].groupby("contexts")["e"].mean()
+    assert right.lines[0].get_ydata() == pytest.approx(criterion.to_numpy())
     assert figure.axes[2].get_xlabel() == "number of contexts K"
     assert panel.get_ylabel() == "test accuracy (%)"
     assert list(panel.lines[0].get_xdata()) == list(range(1, 11))

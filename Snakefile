@@ -68,7 +68,8 @@ pathvars:
 
 
 wildcard_constraints:
-    folder="|".join(PARTS),
+    # In a group, for without studies the only folder is "", which would be no constraint.
+    folder=f"(?:{'|'.join(PARTS)})",
     dataset="|".join(experiment.sources),
     model="|".join(sorted({job.model for part in PARTS.values() for job in part.jobs})),
     method="|".join(

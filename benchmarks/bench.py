@@ -4,7 +4,7 @@
     python benchmarks/bench.py --quick          a turn of each, to see that it runs
     python benchmarks/bench.py --only mlr server   parts again; the others are kept
 
-Nothing else should run meanwhile.
+Half an hour on two cores, during which nothing else should run.
 """
 
 from __future__ import annotations
@@ -109,10 +109,8 @@ def main() -> None:
         "machine": f"{_slug(_processor())}-{os.cpu_count()}-cores",
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": args.threads,
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
-        "turns": 1 if args.quick else args.turns,
     }
     file = args.out / f"{found['machine']}.json"
     if wanted and file.exists():
@@ -127,6 +125,7 @@ def main() -> None:
 
     with single_threaded_ops():
         if pairs:
+            found |= {"threads": args.threads, "turns": 1 if args.quick else args.turns}
             found["ceilings"] = rates.ceilings(args.threads)
         for method, model in pairs:
             measured[method, model] = rates.compare(method, model, found["turns"], args.threads)

@@ -24,6 +24,15 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(found: dict[str, Any]) -> str:
+    """How many times the usual way's gradient steps per second, for the README."""
+    ratios = {(row["method"], row["model"]): f"{row['ratio']:.1f}" for row in found["rates"]}
+    methods = list(dict.fromkeys(method for method, _ in ratios))
+    models = list(dict.fromkeys(model for _, model in ratios))
+    rows = [[f"`{model}`", *(ratios.get((method, model), "") for method in methods)] for model in models]
+    return "\n".join(_table(["", *methods], rows, 1))
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """A table whose first ``left`` columns are text."""
     rule = ["---"] * left + ["--:"] * (len(heads) - left)

@@ -20,6 +20,7 @@ from engine import Engine, client_data, timed
 from cgpfl.clients import ClientData
 from cgpfl.runs import single_threaded_ops, train
 from cgpfl.settings import RunSpec
+from cgpfl.training import release_memory
 
 FEATURES, TRAIN, TEST = 100, 20, 5
 
@@ -30,7 +31,17 @@ def sweep(data: ClientData, model: str, runs: int, rounds: int, memory_gb: float
     specs = [RunSpec(seed, {"lam": 11.0 + at}) for at in range(runs // seeds) for seed in range(seeds)]
     shared = {"memory_gb": memory_gb, "train_loss_samples": 100}
     start = time.perf_counter()
-    train(data, model, "cgpfl", specs, rounds=rounds, threads=1, eval_every=rounds, **shared)
+    train(
+        data,
+        model,
+        "cgpfl",
+        specs,
+        rounds=rounds,
+        threads=1,
+        eval_every=rounds,
+        **shared,
+        on_runs=lambda _: release_memory(),
+    )
     return (time.perf_counter() - start) / len(specs) / rounds
 
 

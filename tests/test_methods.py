@@ -12,6 +12,8 @@ import pytest
 import reference
 import torch
 import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cgpfl
 from cgpfl.clients import ADAPTATION, COINS, PARTICIPATION, TRAINING, Streams, host_generator, stream_keys
@@ -430,7 +432,8 @@ def test_auto_mu_weighs_the_spread_against_the_bound_at_one_context():
 # --- the reference path and single precision ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["mlr", "dnn"])
+@pytest.mark.filterwarnings("ignore:cgpfl_heur")  # more parameters than samples
+@pytest.mark.parametrize("model", ["mlr", "dnn", "cnn"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_generic_path_gives_the_same(case, model):
     method, params = CASES[case]
@@ -441,11 +444,39 @@ def test_the_generic_path_gives_the_same(case, model):
     pd.testing.assert_frame_equal(both[0].history[columns], both[1].history[columns], rtol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["fedavg", "perfedavg", "ditto", "pfedme", "cgpfl_oracle"])
-def test_single_precision_stays_near_double_precision_for_50_steps(case):
-    """Bound: 2e-5 of the largest parameter (float32's unit is 6e-8)."""
+@st.composite
+def odd_clients(draw: st.DrawFn) -> cgpfl.ClientData:
+    """One to four clients of one to seven training samples with few or many features, some of them of one class."""
+    shape, clients = draw(st.sampled_from([(1,), (5,), (3, 7)])), []
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    classes = draw(st.integers(1, 3))
+    for _ in range(draw(st.integers(1, 4))):
+        counts = draw(st.integers(1, 7)), draw(st.integers(1, 3))
+        clients.append([part for n in counts for part in (rng.normal(size=(n, *shape)), rng.integers(0, classes, n))])
+    return cgpfl.ClientData.from_arrays(clients, contexts=np.arange(len(clients)) % 2, classes=max(2, classes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=odd_clients(),
+    case=st.sampled_from([case for case in CASES if case not in ("ifca", "cgpfl", "cgpfl_heur")]),
+    model=st.sampled_from(["mlr", "dnn"]),
+    batch=st.sampled_from([1, 3, 20, "full"]),
+    participation=st.sampled_from([1.0, 0.4]),
+)
+def test_the_paths_agree_on_data_of_odd_shapes(data, case, model, batch, participation):
+    """Methods that choose contexts are left out: with so few samples a choice may hang on the last digit."""
     method, params = CASES[case]
-    params = {**params, "local_steps": 10}
-    both = [simulated(method, params=params, rounds=5, dtype=dtype) for dtype in ("float32", "float64")]
+    shared = {"data": data, "model": model, "batch_size": batch, "participation": participation, "params": params}
+    both = [simulated(method, **shared, path=path) for path in ("auto", "generic")]
+    for name, state in both[0].state.items():
+        torch.testing.assert_close(state, both[1].state[name], **CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_single_precision_stays_near_double_precision_for_50_rounds(case):
+    """Bound: 1e-4 of the largest parameter (float32's unit is 6e-8)."""
+    method, params = CASES[case]
+    both = [simulated(method, params=params, rounds=50, dtype=dtype) for dtype in ("float32", "float64")]
     for name, state in both[1].state.items():
-        torch.testing.assert_close(both[0].state[name].to(state), state, rtol=0, atol=2e-5 * float(state.abs().max()))
+        torch.testing.assert_close(both[0].state[name].to(state), state, rtol=0, atol=1e-4 * float(state.abs().max()))

@@ -258,6 +258,42 @@ def test_dirichlet_without_bounds_in_the_way_is_its_definition():
     assert np.abs(table(partition, labels, 3).T - expected).max() <= 1
 
 
+@pytest.mark.parametrize("concentration", [0.1, 0.5, 5.0])
+def test_dirichlet_shares_have_the_moments_of_the_distribution(concentration):
+    """A share has mean 1/N and variance (N-1) / (N^2 (N*concentration + 1))."""
+    classes, each, n = 400, 200, 5
+    labels = np.repeat(np.arange(classes), each)
+    partition = pt.make_partition(labels, clients=n, scheme="dirichlet", concentration=concentration)
+    shares = table(partition, labels, classes) / each
+    np.testing.assert_allclose(shares.sum(axis=0), 1)
+    np.testing.assert_allclose(shares.mean(axis=1), 1 / n, atol=0.06)
+    assert shares.var() == pytest.approx((n - 1) / (n**2 * (n * concentration + 1)), rel=0.1)
+
+
+def test_dirichlet_changes_no_sizes_but_those_below_the_minimum_and_above_the_mean():
+    labels = labels_of([400] * 6)
+    sizes = {}
+    for least in (12, 40):
+        options = {"clients": 24, "scheme": "dirichlet", "concentration": 0.2, "min_samples": least, "seed": 1}
+        sizes[least] = table(pt.make_partition(labels, **options), labels, 6).sum(axis=1)
+    before, after = sizes[12], sizes[40]
+    small, between, large = before < 40, (before >= 40) & (before <= 100), before > 100
+    assert small.any()
+    assert (after[small] == 40).all()
+    assert (after[between] == before[between]).all()
+    assert ((after[large] >= 100) & (after[large] <= before[large])).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dirichlet_ends_where_drawing_anew_would_not(seed):
+    """100 clients of 12 samples each out of 1200, nearly every class drawn to one client."""
+    labels = labels_of([120] * 10)
+    partition = pt.make_partition(
+        labels, clients=100, scheme="dirichlet", concentration=0.001, min_samples=12, seed=seed
+    )
+    assert (table(partition, labels, 10).sum(axis=1) == 12).all()
+
+
 def test_dirichlet_concentration_sets_the_skew():
     labels = labels_of([600] * 10)
     held = {}
@@ -286,6 +322,40 @@ def test_shards_are_runs_of_the_sorted_pool():
     assert (counts.sum(axis=1) == 40).all()
     assert counts.sum() == 600
     assert np.isin(counts, [0, 20, 40]).all()  # 30 shards of 20: three to a class
+
+
+def test_shards_of_one_class_give_a_client_that_many_classes():
+    labels = labels_of([20] * 30)
+    partition = pt.make_partition(labels, clients=15, scheme="shards", shards_per_client=2)
+    counts = table(partition, labels, 30)
+    assert ((counts == 20).sum(axis=1) == 2).all()
+    assert ((counts == 20).sum(axis=0) == 1).all()
+    other = pt.make_partition(labels, clients=15, scheme="shards", shards_per_client=2, seed=1)
+    assert not (counts == table(other, labels, 30)).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(1, 8), st.integers(0, 3), st.integers(0, 2**20)
+)
+def test_a_shard_is_a_run_of_the_pool_sorted_by_label(totals, clients, seed, order):
+    labels = labels_of(totals, seed=order)
+    runs = np.array_split(np.sort(labels), clients)
+    assume(all(np.bincount(run).max(initial=0) > 1 for run in runs))  # each can be tested
+    options = {"clients": clients, "scheme": "shards", "shards_per_client": 1, "min_samples": 1, "seed": seed}
+    counts = table(pt.make_partition(labels, **options), labels, len(totals))
+    assert sorted(counts.tolist()) == sorted(np.bincount(run, minlength=len(totals)).tolist() for run in runs)
+
+
+def test_the_pathological_split_of_mnist():
+    """McMahan et al. 2017: 60,000 images, 200 shards of 300, two for each of 100 clients, most of two digits."""
+    labels = labels_of([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+    partition = pt.make_partition(labels, clients=100, scheme="shards", shards_per_client=2)
+    counts = table(partition, labels, 10)
+    assert (counts.sum(axis=1) == 600).all()
+    held = (counts > 0).sum(axis=1)
+    assert held.max() <= 4
+    assert np.median(held) == 2
 
 
 def test_iid_mixes_all_classes():

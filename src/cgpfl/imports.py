@@ -82,7 +82,7 @@ def _spec(module: str) -> Any:
     """Where a module is, None if there is none of this name."""
     try:
         return importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # a parent that is no package; a module that was made, not loaded
+    except Exception:  # a parent that is no package or cannot be imported; a module that was made, not loaded
         return None
 
 

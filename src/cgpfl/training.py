@@ -3,8 +3,10 @@
 The engine knows nothing of files, the store nothing of engines; this is where they meet.
 """
 
+import ctypes
 import hashlib
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,6 +119,7 @@ class Training:
                 run = runs[missing.index(key)]
                 store.add(Stored(key, self.facts(run), {**made, "finished": _now()}, _frames(result, row, key)))
             on_stored(stored)
+            release_memory()
 
         train(
             {run.seed: self.clients[run.seed] for run in runs},
@@ -149,6 +152,15 @@ class Training:
         """Stored runs with their labels, as tracking takes them."""
         labels = dict(zip(self.keys, (run.label for run in self.job.runs), strict=True))
         return [(labels[key], store.get(key)) for key in keys]
+
+
+def release_memory() -> None:
+    """Gives freed memory back to the system, where the C library can: it may keep what a batch of runs has used, and
+    the next batch adds to that."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
 
 
 def _frames(result: Result, row: int, key: str) -> dict[str, pd.DataFrame]:

@@ -8,8 +8,12 @@ rule sync:
             for folder, jobs in JOBS.items()
             for job in jobs
         ],
+        tuned_runs=expand("{folder}/runs.parquet", folder=ALL_RUNS.get("tuned", [])),
         tables=rules.tables.output,
         figures=rules.figures.output,
+        studies=rules.studies.output if experiment.studies else [],
+        tuned=rules.tuned.output if experiment.tune else [],
+        claims=rules.claims.output,
     log:
         "<results>/logs/sync.log",
     benchmark:

@@ -25,13 +25,14 @@ def sync() -> None:
     for picture in map(Path, snakemake.input.partitions):
         step = f"{folder(picture, 3)}partition/{picture.parent.name}/{picture.stem}"
         record(Step.of_files(name, step, [picture.with_suffix(".csv"), picture]))
-    for file in map(Path, snakemake.input.runs):
+    for file in map(Path, [*snakemake.input.runs, *snakemake.input.tuned_runs]):
         log = TrainingLog(name, *file.parent.parts[-3:], folder(file, 5))
         runs = pd.read_parquet(file)
         log.add((label, store.get(key)) for label, key in zip(runs["label"], runs["run"], strict=True))
         log.close([file, file.with_name("history.parquet")])
-    record(Step.of_files(name, "tables", list(snakemake.input.tables)))
-    record(Step.of_files(name, "figures", list(snakemake.input.figures)))
+    for step in ("tables", "figures", "studies", "tuned", "claims"):
+        if files := list(snakemake.input[step]):
+            record(Step.of_files(name, step, files))
     shutil.rmtree(tracking.unsent(name), ignore_errors=True)
 
 

@@ -215,8 +215,8 @@ def contexts_by_mu(heuristic: pd.DataFrame, multiples: Sequence[float] = MU) -> 
     smaller K.
     """
     rows = []
-    for key, own in heuristic.sort_values("contexts").groupby("run", sort=False):
-        own = own[own["round"] == own["round"].max()]
+    for key, own in heuristic.groupby("run", sort=False):
+        own = own[own["round"] == own["round"].max()].sort_values("contexts")
         used = float(own["mu"].iloc[0])
         for multiple in multiples:
             best = np.argmin(own["complexity"] + multiple * used * own["cost"])

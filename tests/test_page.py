@@ -23,8 +23,19 @@ def test_without_results_every_section_says_what_is_missing(tmp_path):
 
 
 def test_an_unknown_section_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="\\$figures is no section of the page; valid are runs, shared"):
+    with pytest.raises(UserError, match="\\$figures is no section of the page; valid are runs, settings, shared"):
         page.build("$figures", tmp_path)
+
+
+def test_pictures_that_are_not_there_are_left_out(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures/one.png").write_bytes(b"")
+    text = page.build("![a](../results/x/figures/one.png)\n![b](../results/x/figures/two.png)\nend\n", tmp_path)
+    assert text == "![a](../results/x/figures/one.png)\nend\n"
+
+
+def test_the_readme_has_the_committed_results():
+    assert page.shared(ROOT / "results/paper") in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 ROW = {"dataset": "mnist", "model": "mlr", "method": "pfedme", "tested": "personal", "n_seeds": 2}

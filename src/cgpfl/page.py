@@ -4,6 +4,7 @@
 template names sections, `$differences` for one of SECTIONS; a section whose files are not there says so.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,17 @@ def build(template: str, home: Path) -> str:
     names = Template(template).get_identifiers()
     if unknown := [name for name in names if name not in SECTIONS]:
         raise UserError(f"${unknown[0]} is no section of the page; valid are {', '.join(SECTIONS)}.")
-    return Template(template).substitute({name: _section(name, home) for name in names})
+    return Template(_with_figures(template, home)).substitute({name: _section(name, home) for name in names})
+
+
+def _with_figures(template: str, home: Path) -> str:
+    """The template without the pictures that have not been drawn yet."""
+
+    def kept(line: str) -> bool:
+        picture = re.fullmatch(r"!\[.*\]\(.*/(figures/.*)\)", line.strip())
+        return picture is None or (home / picture[1]).is_file()
+
+    return "".join(line for line in template.splitlines(keepends=True) if kept(line))
 
 
 def _section(name: str, home: Path) -> str:
@@ -76,6 +87,18 @@ def runs(home: Path) -> str:
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     names = {key: ", ".join(map(str, config[key])) for key in ("seeds", "datasets", "models")}
     return f"Seeds {names['seeds']}; datasets {names['datasets']}; models {names['models']}."
+
+
+def settings(home: Path) -> str:
+    """The shared settings of Table 1."""
+    path = home / "config.yaml"
+    if not path.is_file():
+        raise _MissingError(path.name)
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    own = [f"{key} {value:g}" for key, value in config.get("params", {}).items()]
+    training, clients = config.get("training", {}), config.get("partition", {}).get("clients", "")
+    given = [f"{key} {training[key]}" for key in ("rounds", "batch_size") if key in training]
+    return f"{clients} clients, {', '.join([*given, *own])}."
 
 
 def _compared(home: Path, name: str) -> str:
@@ -226,7 +249,7 @@ def cost(home: Path) -> str:
 SECTIONS: Mapping[str, Callable[[Path], str]] = {
     section.__name__: section
     for section in (
-        *(runs, shared, differences, tested_models, tuned, choices),
+        *(runs, settings, shared, differences, tested_models, tuned, choices),
         *(verdicts, ablation, data, partitions, mu, cost),
     )
 }

@@ -41,8 +41,17 @@ def client_data(model: str, seed: int = 0, test_share: float = 0.0) -> ClientDat
 class Engine:
     """Rounds of ``runs`` equal runs of one method."""
 
-    def __init__(self, data: ClientData, model: str, method: str, threads: int = 1, runs: int = 1, **settings: Any):
-        chosen = Settings(rounds=1, threads=threads, device="cpu", **settings)
+    def __init__(
+        self,
+        data: ClientData,
+        model: str,
+        method: str,
+        threads: int = 1,
+        runs: int = 1,
+        device: str = "cpu",
+        **settings: Any,
+    ):
+        chosen = Settings(rounds=1, threads=threads, device=device, **settings)
         names = {param.name for param in METHODS[method].parameters}
         given = {"lam": 1.0} if method == "l2sgd" else {"lam": 12.0} if "lam" in names else {}
         spec = RunSpec(0, resolve_params(method, given, model, data.clients))

@@ -7,24 +7,20 @@ import json
 import platform
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from engine import CLIENTS, SHAPES, Engine
 
 from cgpfl import simulate
 from cgpfl.clients import ClientData
-from cgpfl.methods import METHODS, resolve_params
-from cgpfl.models import build_model
-from cgpfl.rounds import Round
+from cgpfl.methods import METHODS
 from cgpfl.runs import train
-from cgpfl.settings import RunSpec, Settings
-from cgpfl.simulation import Simulation
+from cgpfl.settings import RunSpec
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}  # largest difference of models after three rounds, CPU and GPU
-CLIENTS, BATCH = 40, 20
 
 
 def clients(samples: int, shape: tuple[int, ...], classes: int = 10, count: int = CLIENTS, seed: int = 0) -> ClientData:
@@ -89,28 +85,19 @@ def seconds(call: Any, device: torch.device) -> float:
 def rates(device: torch.device, runs: int, top: float, quick: bool) -> list[dict[str, Any]]:
     """Gradient steps per second of whole rounds of ``runs`` runs, and the part of the bandwidth that weights take."""
     found = []
-    for model, shape in (("mlr", (784,)), ("dnn", (784,)), ("cnn", (3, 32, 32))):
+    for model, shape in SHAPES.items():
         data = clients(60 if quick else 600, shape).to(device, torch.float32)
         for method in ("fedavg", "ditto", "apfl", "pfedme", "cgpfl"):
-            settings = Settings(rounds=1, device=str(device), threads=1)
-            spec = RunSpec(0, resolve_params(method, {}, model, CLIENTS))
-            build = partial(build_model, model, data.input_shape, 10)
-            sim = Simulation(METHODS[method], [spec] * runs, data, [0] * runs, build, settings, None)  # type: ignore[arg-type]
-            state = METHODS[method].init(sim)
-
-            def one(sim: Simulation = sim, state: Any = state) -> None:
-                sim.now += 1
-                sim.method.round(sim, state, Round(sim, sim.now))
-
-            one()  # captures
-            turns = [seconds(one, device) for _ in range(2 if quick else 7)]
-            gradients = METHODS[method].cost(spec.params, sim.net.size).gradients * CLIENTS * runs
-            speed = gradients / statistics.median(turns)
-            inner = int(spec.params.get("inner_steps", 1))
-            moved = 12 * sim.net.size * (2 / inner if inner > 1 else 1) * speed  # weights read twice, written once
+            engine = Engine(data, model, method, runs=runs, device=str(device))
+            engine.round()  # captures
+            turns = [seconds(engine.round, device) for _ in range(2 if quick else 7)]
+            speed = engine.steps / statistics.median(turns)
+            inner = int(engine.sim.static.get("inner_steps", 1))
+            # Weights are read twice and written once.
+            moved = 12 * engine.sim.net.size * (2 / inner if inner > 1 else 1) * speed
             found.append({"method": method, "model": model, "runs": runs, "rate": speed, "of_bandwidth": moved / top})
             print(f"{method} {model} {speed:,.0f} steps/s, {moved / top:.0%} of bandwidth", flush=True)
-            del sim, state
+            del engine
     return found
 
 

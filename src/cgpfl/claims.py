@@ -13,7 +13,7 @@ that diverged counts as 0. Whatever part of the runs is there is used, and every
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ def _told(each: Comparison, p: float | None, unit: str) -> str:
 
 
 def _with(claim: Claim, texts: Sequence[str], verdict: str) -> Claim:
-    return Claim(**{**asdict(claim), "numbers": "; ".join(texts), "verdict": verdict})
+    return replace(claim, numbers="; ".join(texts), verdict=verdict)
 
 
 # --- numbers of runs ----------------------------------------------------------------------------------------------
@@ -199,33 +199,25 @@ def _beats(own: Results, label: str, other: str, claim: Claim) -> Claim:
     return judged(claim, differences(own.accuracy(label), own.accuracy(other)))
 
 
-def _beats_competitors(own: Results, setting: str) -> list[Claim]:
-    test = f"final accuracy, {setting} settings, paired over seeds"
-    against = [(label, other) for label in OURS for other in COMPETITORS]
-    found = [
-        Claim(f"{label} > {other}, {setting}", "table 1", f"{label} is more accurate than {other}", test)
-        for label, other in against
-    ]
-    heur = Claim(
-        f"cgpfl_heur > cgpfl[contexts=4], {setting}", "table 1", "CGPFL-Heur is more accurate than CGPFL with K=4", test
+def _more_accurate(own: Results, label: str, other: str, where: str, setting: str) -> Claim:
+    claim = Claim(
+        f"{label} > {other}, {setting}",
+        where,
+        f"{label} is more accurate than {other}",
+        f"final accuracy, {setting} settings, paired over seeds",
     )
-    pairs = [*against, ("cgpfl_heur", "cgpfl[contexts=4]")]
-    return [_beats(own, *pair, claim) for pair, claim in zip(pairs, [*found, heur], strict=True)]
+    return _beats(own, label, other, claim)
+
+
+def _beats_competitors(own: Results, setting: str) -> list[Claim]:
+    found = [_more_accurate(own, label, other, "table 1", setting) for label in OURS for other in COMPETITORS]
+    heur = _more_accurate(own, "cgpfl_heur", "cgpfl[contexts=4]", "table 1", setting)
+    return [*found, replace(heur, statement="CGPFL-Heur is more accurate than CGPFL with K=4")]
 
 
 def _beats_baselines(own: Results, setting: str) -> list[Claim]:
     return [
-        _beats(
-            own,
-            label,
-            other,
-            Claim(
-                f"{label} > {other}, {setting}",
-                "not in the paper",
-                f"{label} is more accurate than {other}",
-                f"final accuracy, {setting} settings, paired over seeds",
-            ),
-        )
+        _more_accurate(own, label, other, "not in the paper", setting)
         for label in OURS
         for other in ("local", "fedavg_ft")
     ]
@@ -341,14 +333,9 @@ def _faster(own: Results) -> list[Claim]:
                 for share in SHARES:
                     goals = share * own.accuracy(other)
                     saved = differences(_rounds_to(theirs, goals), _rounds_to(ours, goals))
-                    comparisons += [compare_named(each, f"{each.name} at {share:.0%}") for each in saved]
+                    comparisons += [replace(each, name=f"{each.name} at {share:.0%}") for each in saved]
             found.append(judged(claim, comparisons, " rounds"))
     return found
-
-
-def compare_named(comparison: Comparison, name: str) -> Comparison:
-    """A comparison under another name."""
-    return Comparison(**{**asdict(comparison), "name": name})
 
 
 def _clustering(own: Results) -> pd.DataFrame:
@@ -416,7 +403,7 @@ def _speeds_up_with_contexts(sweep: Results) -> list[Claim]:
             f"minus {exponent:g} log2 K, for K=2, 4, 8; the theorem is about gradients, which this only reflects",
         )
         comparisons = [
-            compare_named(each, f"{each.name} K={k:g}")
+            replace(each, name=f"{each.name} K={k:g}")
             for k, values in ratios.items()
             for each in differences(values, 0 * values + exponent * math.log2(k))
         ]

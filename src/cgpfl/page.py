@@ -79,22 +79,24 @@ def _signed(value: float) -> str:
     return "" if pd.isna(value) else f"{value:+.2f}"
 
 
-def runs(home: Path) -> str:
-    """Which seeds, datasets and models the results are of."""
+def _config(home: Path) -> dict[str, Any]:
+    """The configuration that the results are of."""
     path = home / "config.yaml"
     if not path.is_file():
         raise _MissingError(path.name)
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def runs(home: Path) -> str:
+    """Which seeds, datasets and models the results are of."""
+    config = _config(home)
     names = {key: ", ".join(map(str, config[key])) for key in ("seeds", "datasets", "models")}
     return f"Seeds {names['seeds']}; datasets {names['datasets']}; models {names['models']}."
 
 
 def settings(home: Path) -> str:
     """The shared settings of Table 1."""
-    path = home / "config.yaml"
-    if not path.is_file():
-        raise _MissingError(path.name)
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config = _config(home)
     own = [f"{key} {value:g}" for key, value in config.get("params", {}).items()]
     training, clients = config.get("training", {}), config.get("partition", {}).get("clients", "")
     given = [f"{key} {training[key]}" for key in ("rounds", "batch_size") if key in training]

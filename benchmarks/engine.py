@@ -23,19 +23,19 @@ SHAPES = {"mlr": (784,), "dnn": (784,), "cnn": (3, 32, 32)}
 
 
 def client_data(model: str, seed: int = 0, test_share: float = 0.0) -> ClientData:
-    """Forty clients of unequal size (300 to 3,750 training samples; a tenth of that for the cnn) with random samples of
-    the model's shape, and ``test_share`` of that for testing (one sample at least)."""
+    """Forty clients of unequal size (300 to 3,750 training samples; a tenth of that for the cnn) with random bytes of
+    the model's shape, standardised, and ``test_share`` of that for testing (one sample at least)."""
     rng = np.random.default_rng(seed)
     most = 375 if model == "cnn" else 3750
     sizes = (np.clip(rng.lognormal(0, 0.8, CLIENTS) * 0.24, 0.08, 1) * most).astype(int)
     tests = np.maximum(1, (sizes * test_share).astype(int))
     total = int(sizes.sum() + tests.sum())
-    x = torch.from_numpy(rng.standard_normal((total, *SHAPES[model]), dtype=np.float32))
+    x = torch.from_numpy(rng.integers(0, 256, (total, *SHAPES[model]), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, 10, total))
     order = rng.permutation(total)
     train = np.split(order[: int(sizes.sum())], sizes.cumsum()[:-1])
     test = np.split(order[int(sizes.sum()) :], tests.cumsum()[:-1])
-    return ClientData.from_pool(x, y, train, test, contexts=np.arange(CLIENTS) % 10, classes=10)
+    return ClientData.from_pool(x, y, train, test, np.arange(CLIENTS) % 10, classes=10, scaling=(127.5, 1 / 73.9))
 
 
 class Engine:

@@ -55,7 +55,7 @@ class Plain:
         build = partial(build_model, model, data.input_shape, 10)
         bounds = list(zip(data.train.offsets.tolist(), data.train.counts.tolist(), strict=True))
         lists = [data.train.values[start : start + count] for start, count in bounds]
-        clients = [Client(data.x[index], data.y[index], build, BATCH) for index in lists]
+        clients = [Client(*data.gathered(index), build, BATCH) for index in lists]
         self.server, self.method, self.threads = Server(clients, build), method, threads
 
     def round(self) -> None:

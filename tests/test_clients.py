@@ -382,3 +382,51 @@ def test_views_foreign_byte_orders_and_read_only_arrays_are_taken():
     x.setflags(write=False)
     data = ClientData.from_pool(x, np.array([0, 1, 0, 1], dtype=np.uint32), [[0, 1]], [[2, 3]])
     assert data.x.tolist() == [[6, 7], [4, 5], [2, 3], [0, 1]]
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+BYTES = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+LISTS = {"train": [[0, 1]], "test": [[2, 3]]}
+SCALINGS = {
+    "one number": (3.0, 0.5),
+    "one a feature": (np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0])),
+    "one a channel": (np.array([[1.0], [2.0]]), np.array([[0.5], [2.0]])),
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bytes_are_scaled_where_they_are_used(scaling, dtype):
+    data = ClientData.from_pool(BYTES, Y[:4], **LISTS, scaling=scaling).to(torch.device("cpu"), dtype)
+    assert (data.x.dtype, data.dtype) == (torch.uint8, dtype)
+    x, y = data.gathered(torch.tensor([[3, 0], [1, 1]]))
+    assert x.dtype == dtype
+    np.testing.assert_array_equal(x, ((BYTES - scaling[0]) * scaling[1])[[[3, 0], [1, 1]]])
+    np.testing.assert_array_equal(y, Y[[[3, 0], [1, 1]]])
+
+
+def test_stacked_bytes_stay_bytes_where_they_are_scaled_alike():
+    pools = [
+        ClientData.from_pool(BYTES + at, Y[:4], **LISTS, scaling=(3.0, factor)) for at, factor in enumerate((1, 2, 4))
+    ]
+    alike, mixed = ClientData.stack([pools[0], pools[0]]), ClientData.stack(pools)
+    assert alike.x is pools[0].x
+    assert alike.scaling is pools[0].scaling
+    assert mixed.scaling is None
+    np.testing.assert_array_equal(mixed.x, np.concatenate([(BYTES + at - 3.0) * f for at, f in enumerate(factors)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"x": BYTES.astype(np.float32)}, "x is torch.float32"),
+        ({"x": BYTES[:, 0, 0]}, "x is torch.uint8"),
+        ({"scaling": (np.zeros(2), 1.0)}, "centre"),
+        ({"scaling": (0.0, np.ones((4, 2, 3)))}, "factor"),
+        ({"scaling": (0.0, np.inf)}, "factor"),
+    ],
+)
+def test_scalings_that_do_not_fit_are_refused(change, named):
+    with pytest.raises(UserError, match=named):
+        ClientData.from_pool(**{"x": BYTES, "y": Y[:4], **LISTS, "scaling": (0.0, 1.0)} | change)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from cgpfl import datasets, partition, results
 from cgpfl.experiment import load
@@ -87,3 +88,17 @@ def test_runs_come_with_their_labels_and_what_they_are_made_by(digits, tmp_path)
     assert run.facts["seed"] == 0
     assert {"commit", "python", "torch", "device", "threads", "finished"} <= set(run.made)
     assert results.content_key(run.facts) == run.key
+
+
+@pytest.mark.parametrize("how", ["standardise", "unit"])
+def test_bytes_are_trained_on_as_their_scaled_floats(how):
+    rng = np.random.default_rng(0)
+    colour = datasets.make_dataset("digits", rng.integers(0, 255, (400, 4, 4, 3)), np.arange(400) % 10)
+    job = training(colour, "fedavg", training={**CONFIG["training"], "scale": how})
+    clients = job.clients[0]
+    assert clients.x.dtype == torch.uint8
+    x, _ = clients.gathered(torch.arange(400))
+    np.testing.assert_allclose(x, datasets.scaled(colour.x, how), rtol=1e-5, atol=1e-6)
+    floats = training(datasets.make_dataset("digits", colour.x.astype(np.float32), colour.y), "fedavg").clients[0]
+    assert floats.x.dtype == torch.float32
+    assert floats.scaling is None

@@ -8,7 +8,7 @@ steps, so no stream has a state, and the order in which runs or clients are proc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,13 @@ class ClientData:
     """The data of N clients.
 
     Attributes:
-        x: samples, float [M, *input_shape], standardised as the user wants them.
+        x: samples, float [M, *input_shape], standardised as the user wants them; or bytes, with their ``scaling``.
         y: labels, int64 [M], each in 0..classes-1.
         train, test: each client's positions in ``x``; no client is without training or test samples.
         classes: number of classes C.
         contexts: true latent context of each client, int64 [N], or None where there is none.
+        scaling: (centre, factor), each one number, or of a shape that fits a sample's: the samples are
+            (x - centre) * factor, computed when they are used. Four times less to store and to read than floats.
     """
 
     x: Tensor
@@ -69,6 +71,12 @@ class ClientData:
     test: Ragged
     classes: int
     contexts: Tensor | None = None
+    scaling: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the samples as they are used."""
+        return self.x.dtype if self.scaling is None else self.scaling[1].dtype
 
     @property
     def clients(self) -> int:
@@ -114,13 +122,18 @@ class ClientData:
         test: Sequence[Any],
         contexts: Any = None,
         classes: int | None = None,
+        scaling: tuple[Any, Any] | None = None,
     ) -> ClientData:
         """Clients as lists of positions in one pool ``x`` [M, ...], ``y`` [M] (a partition of a data set).
+
+        Args:
+            scaling: for ``x`` of type uint8, centre and factor of its samples, float32: see the class.
 
         Raises:
             UserError: for an empty client, a position outside the pool, or a label outside 0..classes-1.
         """
-        x, y = _samples("x", x), _whole_numbers("y", y)
+        scale = None if scaling is None else _both(scaling, dtype=torch.float32)
+        x, y = _samples("x", x) if scale is None else _bytes("x", x, scale), _whole_numbers("y", y)
         if y.shape != x.shape[:1]:
             raise UserError(f"y has shape {tuple(y.shape)} for {len(x)} samples; expected one label a sample")
         if len(train) != len(test) or not len(train):
@@ -133,7 +146,7 @@ class ClientData:
         used = torch.cat([train_lists.values, test_lists.values])
         if int(used.min()) < 0 or int(used.max()) >= len(x):
             raise UserError(f"clients: a sample position lies outside the pool of {len(x)} samples")
-        if not bool(torch.isfinite(x[used]).all()):
+        if x.is_floating_point() and not bool(torch.isfinite(x[used]).all()):
             raise UserError("clients: samples hold NaN or infinite numbers; all must be finite")
         labels = y[used]
         classes = int(labels.max()) + 1 if classes is None else classes
@@ -150,24 +163,39 @@ class ClientData:
                 raise UserError(
                     f"contexts: {low if low < 0 else high} given, expected whole numbers from 0 to {most - 1}"
                 )
-        return cls(x, y, train_lists, test_lists, max(classes, 2), contexts)
+        return cls(x, y, train_lists, test_lists, max(classes, 2), contexts, scale)
+
+    @property
+    def samples(self) -> tuple[Tensor, ...]:
+        """What the pool is made of: samples, labels, and scaling if there is one."""
+        return (self.x, self.y, *(self.scaling or ()))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that the clients are made of."""
         lists = (self.train.values, self.train.counts, self.test.values, self.test.counts)
-        return (self.x, self.y, *lists) if self.contexts is None else (self.x, self.y, *lists, self.contexts)
+        return (*self.samples, *lists) if self.contexts is None else (*self.samples, *lists, self.contexts)
 
     def gathered(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Samples and labels at the positions ``index`` [rows, n]: [rows, n, *input_shape] and [rows, n]."""
-        flat = index.reshape(-1)  # index_select is twice as fast as indexing with [rows, n]
-        return self.x.index_select(0, flat).unflatten(0, index.shape), self.y[index]
+        x = self.x.index_select(0, index.reshape(-1))  # twice as fast as indexing with [rows, n]
+        if self.scaling is not None:
+            centre, factor = self.scaling
+            x = x.to(factor.dtype).sub_(centre).mul_(factor)
+        return x.unflatten(0, index.shape), self.y[index]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
-        """The same clients with samples of the given type on the given device."""
-        contexts = None if self.contexts is None else self.contexts.to(device)
-        x, y = self.x.to(device=device, dtype=dtype).contiguous(), self.y.to(device)
-        return ClientData(x, y, self.train.to(device), self.test.to(device), self.classes, contexts)
+        """The same clients with samples that are used as the given type, on the given device."""
+        scaling = None if self.scaling is None else _both(self.scaling, device=device, dtype=dtype)
+        return ClientData(
+            x=self.x.to(device=device, dtype=dtype if scaling is None else self.x.dtype).contiguous(),
+            y=self.y.to(device),
+            train=self.train.to(device),
+            test=self.test.to(device),
+            classes=self.classes,
+            contexts=None if self.contexts is None else self.contexts.to(device),
+            scaling=scaling,
+        )
 
     @staticmethod
     def stack(parts: Sequence[ClientData]) -> ClientData:
@@ -181,6 +209,8 @@ class ClientData:
                     f"clients: partitions of {first.clients} and {part.clients} clients with samples of shape "
                     f"{first.input_shape} and {part.input_shape}; all seeds need the same"
                 )
+        if not all(_alike(part.scaling, first.scaling) for part in parts):
+            return ClientData.stack([part._used() for part in parts])
         shared = all(part.x is first.x and part.y is first.y for part in parts)
         shifts = [0] * len(parts) if shared else np.cumsum([0] + [len(part.x) for part in parts[:-1]]).tolist()
         known = all(part.contexts is not None for part in parts)
@@ -191,7 +221,24 @@ class ClientData:
             test=_joined([part.test for part in parts], shifts),
             classes=max(part.classes for part in parts),
             contexts=torch.cat([part.contexts for part in parts if part.contexts is not None]) if known else None,
+            scaling=first.scaling,
         )
+
+    def _used(self) -> ClientData:
+        """The same clients with samples stored as they are used."""
+        x, _ = self.gathered(torch.arange(len(self.x), device=self.x.device))
+        return replace(self, x=x, scaling=None)
+
+
+def _both(scaling: tuple[Any, Any], **kind: Any) -> tuple[Tensor, Tensor]:
+    centre, factor = scaling
+    return torch.as_tensor(centre, **kind), torch.as_tensor(factor, **kind)
+
+
+def _alike(one: tuple[Tensor, ...] | None, other: tuple[Tensor, ...] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return all(torch.equal(part, like) for part, like in zip(one, other, strict=True))
 
 
 def _checked(client: int, x: Any, y: Any, split: str) -> tuple[Tensor, Tensor]:
@@ -231,6 +278,24 @@ def _samples(name: str, values: Any) -> Tensor:
             f"{name} has shape {tuple(x.shape)}; expected [samples, features] or [samples, height, width, ...]"
         )
     return x if x.is_floating_point() else x.to(torch.float32)
+
+
+def _bytes(name: str, values: Any, scaling: tuple[Tensor, ...]) -> Tensor:
+    """Samples [n, ...] of type uint8, which the scaling fits."""
+    x = _as_tensor(name, values)
+    if x.dtype != torch.uint8 or x.ndim < 2 or 0 in x.shape[1:]:
+        raise UserError(f"{name} is {x.dtype} {list(x.shape)}; expected uint8 [samples, ...], since a scaling is given")
+    for what, part in zip(("centre", "factor"), scaling, strict=True):
+        try:
+            fits = torch.broadcast_shapes(part.shape, x.shape[1:]) == x.shape[1:]
+        except RuntimeError:
+            fits = False
+        if not fits or not bool(torch.isfinite(part).all()):
+            raise UserError(
+                f"scaling: {what} {list(part.shape)} given, valid are finite numbers, one or of a shape that fits a "
+                f"sample's {list(x.shape[1:])}"
+            )
+    return x
 
 
 def _whole_numbers(name: str, values: Any) -> Tensor:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import pdist
 from torch import Tensor
 
 # With more uploads than this, their coordinates are products with so many of them instead of with all, so that a
@@ -100,6 +98,8 @@ def cluster(
 
 def matched(labels: NDArray[np.int64], previous: NDArray[np.int64], contexts: int) -> NDArray[np.int64]:
     """``labels`` [N] renamed so that as many rows as possible keep their previous label (Hungarian method)."""
+    from scipy.optimize import linear_sum_assignment  # a quarter of a second to import
+
     overlap = np.zeros((contexts, contexts), dtype=np.int64)
     np.add.at(overlap, (labels, previous), 1)
     ours, theirs = linear_sum_assignment(overlap, maximize=True)
@@ -122,6 +122,8 @@ def weighted_cost(points: NDArray[np.float64], labels: NDArray[np.int64], share:
 
 def spread(points: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, float]:
     """Mean distance between the means of two contexts (NaN for one context), and of a point to its own."""
+    from scipy.spatial.distance import pdist
+
     centres = means(points, labels)
     occupied = centres[np.unique(labels)]
     between = float(pdist(occupied).mean()) if len(occupied) > 1 else float("nan")

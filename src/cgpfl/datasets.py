@@ -33,7 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from cgpfl.errors import UserError
@@ -168,7 +168,7 @@ def kinds() -> dict[str, bool]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Prepare, load, standardise
+# Prepare, load, scale
 # ---------------------------------------------------------------------------------------------------------
 
 
@@ -236,48 +236,48 @@ def load(path: Path) -> Dataset:
         raise UserError(f"{path} cannot be read as a prepared dataset ({problem}).") from problem
 
 
-def standardise(x: ArrayLike) -> NDArray[np.float32]:
-    """(x - mean) / std over all samples given, as float32; a constant input becomes 0.
+def scaling(x: Array, how: str = "standardise") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """``centre`` and ``factor`` by which samples are scaled, (x - centre) * factor, from all samples given.
 
-    Grey images [M, H, W] have one mean and std, and keep their shape. Colour images [M, H, W, C] have one of
-    each a channel and come out channel-first, [M, C, H, W]. Feature vectors [M, F] have one of each a feature.
-    Other shapes are treated like grey images.
+    "unit" takes the least value and 1/(largest - least); "standardise" mean and 1/std: one of each a feature for
+    vectors [M, F], one a channel, [C, 1, 1], for colour images [M, H, W, C] (to fit them `channel_first`), one in all
+    for grey images and other shapes. A constant input becomes 0.
     """
-    x = np.asarray(x)
+    centre, width = SCALES[how](x)
+    return centre, 1 / np.where(width > 0, width, 1.0)
+
+
+def _mean_and_std(x: Array) -> tuple[Any, Any]:
     if x.ndim == 4:
-        out = np.empty((len(x), x.shape[3], *x.shape[1:3]), np.float32)
-        for channel in range(x.shape[3]):
-            out[:, channel] = _scaled(np.ascontiguousarray(x[..., channel]))
-        return out
-    return _scaled(x, axis=0 if x.ndim == 2 else None)
-
-
-def _scaled(x: Array, axis: int | None = None) -> NDArray[np.float32]:
-    if x.dtype == np.uint8 and axis is None:
-        # 256 values: moments from their counts (exact), results from a table (no copy in float64).
+        means, stds = zip(*(_mean_and_std(x[..., channel]) for channel in range(x.shape[3])), strict=True)
+        return np.array(means)[:, None, None], np.array(stds)[:, None, None]
+    if x.dtype == np.uint8 and x.ndim > 2:  # from the counts of 256 values, without a copy in float64
         counts = sum(np.bincount(part.reshape(-1), minlength=256) for part in np.array_split(x, len(x) // 4096 + 1))
         level = np.arange(256)
         mean = np.average(level, weights=counts)
-        std = np.sqrt(np.average((level - mean) ** 2, weights=counts))
-        table = ((level - mean) / (std or 1.0)).astype(np.float32)
-        return table[x]
-    mean, std = x.mean(axis=axis, dtype=np.float64), x.std(axis=axis, dtype=np.float64)
-    return ((x - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
+        return mean, np.sqrt(np.average((level - mean) ** 2, weights=counts))
+    axis = 0 if x.ndim == 2 else None
+    return x.mean(axis=axis, dtype=np.float64), x.std(axis=axis, dtype=np.float64)
 
 
-def to_unit(x: ArrayLike) -> NDArray[np.float32]:
-    """(x - least) / (largest - least) over all samples given, as float32 in [0, 1]; a constant input becomes 0.
-
-    Shapes are those of `standardise`: colour images come out channel-first.
-    """
-    x = np.asarray(x)
-    low, high = float(x.min()), float(x.max())
-    out = ((x - np.float32(low)) / np.float32(high - low or 1)).astype(np.float32)
-    return np.ascontiguousarray(np.moveaxis(out, 3, 1)) if x.ndim == 4 else out
+def _least_and_range(x: Array) -> tuple[Any, Any]:
+    least, most = np.float64(x.min()), np.float64(x.max())
+    return least, most - least
 
 
-SCALES: Mapping[str, Callable[[ArrayLike], NDArray[np.float32]]] = {"standardise": standardise, "unit": to_unit}
-"""How inputs can be scaled, by the name in configurations."""
+SCALES: Mapping[str, Callable[[Array], tuple[Any, Any]]] = {"standardise": _mean_and_std, "unit": _least_and_range}
+"""What inputs are centred on and divided by, by the name in configurations."""
+
+
+def channel_first(x: Array) -> Array:
+    """Colour images [M, H, W, C] as [M, C, H, W], other samples as they are, without gaps in memory."""
+    return np.ascontiguousarray(np.moveaxis(x, 3, 1) if x.ndim == 4 else x)
+
+
+def scaled(x: Array, how: str = "standardise") -> NDArray[np.float32]:
+    """Samples as they are trained on: `channel_first` and scaled by their own `scaling`, float32."""
+    centre, factor = scaling(x, how)
+    return ((channel_first(x) - centre) * factor).astype(np.float32)
 
 
 def make_dataset(

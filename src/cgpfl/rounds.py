@@ -81,7 +81,7 @@ class Block:
         """The minibatches of these rows, one after the other."""
         assert self.streams is not None
         data, index = self.sim.data, self.streams.index
-        weight = self.streams.weight.to(data.x.dtype)
+        weight = self.streams.weight.to(data.dtype)
         distinct = index.shape[1]
         batch = None
         for step in range(self.steps):
@@ -218,7 +218,7 @@ class Round:
         if self.sim.device.type != "cpu":
             return [(0, rows)]
         numbers = 2 * self.sim.net.size + 2 * batch * math.prod(self.sim.data.input_shape)
-        fitting = max(1, CACHE_BYTES // (numbers * self.sim.data.x.element_size()))
+        fitting = max(1, CACHE_BYTES // (numbers * self.sim.dtype.itemsize))
         threads = self.sim.settings.threads
         blocks = min(rows, math.ceil(rows / fitting / threads) * threads)
         edges = np.linspace(0, rows, blocks + 1).round().astype(int).tolist()

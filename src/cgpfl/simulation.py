@@ -64,7 +64,7 @@ class Simulation:
         executor: ThreadPoolExecutor,
     ):
         self.method, self.specs, self.data, self.settings = method, specs, data, settings
-        self.device, self.dtype = data.x.device, data.x.dtype
+        self.device, self.dtype = data.x.device, data.dtype
         self.runs, self.clients = len(specs), data.clients // (max(partition) + 1)
         self.net = as_net(build, self.device, settings.path)
         self.seeds = torch.tensor([spec.seed for spec in specs], device=self.device)
@@ -180,15 +180,17 @@ class Simulation:
             block = Block(self, self.everyone[0][rows], self.everyone[1][rows], round=self.now)
             tested = [self.net.rows(provide(block)) for provide in models.values()]
             data_rows = block.data_row
-            for place, samples in enumerate(lists):
-                index, real = samples.padded(data_rows, int(_test_width(samples.counts[data_rows[0]])))
-                x, y = self.data.gathered(index)
-                for name, logits in zip(models, self.net.logits_of(tested, x), strict=True):
-                    losses = cross_entropy(logits, y, reduction="none")
-                    best = logits.max(1)
-                    right = (best.indices == y) & torch.isfinite(best.values) & real
-                    sums[name][0, place, rows] = right.sum(1).to(torch.float64)
-                    sums[name][1, place, rows] = losses.to(torch.float64).where(real, 0).sum(1)
+            padded = [part.padded(data_rows, int(_test_width(part.counts[data_rows[0]]))) for part in lists]
+            widths = [real.shape[1] for _, real in padded]
+            index, real = (torch.cat(parts, dim=1) for parts in zip(*padded, strict=True))
+            x, y = self.data.gathered(index)
+            for name, logits in zip(models, self.net.logits_of(tested, x), strict=True):
+                losses = cross_entropy(logits, y, reduction="none").to(torch.float64).where(real, 0)
+                best = logits.max(1)
+                right = (best.indices == y) & torch.isfinite(best.values) & real
+                for kind, values in enumerate((right, losses)):
+                    for place, own in enumerate(values.split(widths, dim=1)):
+                        sums[name][kind, place, rows] = own.sum(1, dtype=torch.float64)
 
         self.map(test, bounds)
         return {name: both.view(2, len(lists), self.runs, self.clients) for name, both in sums.items()}
@@ -203,7 +205,7 @@ class Simulation:
             order = np.lexsort(widths)
             widths = widths[:, order]
             numbers = widths.max(0) * math.prod(self.data.input_shape) + 2 * self.net.size
-            limit = (TEST_BYTES if self.device.type == "cpu" else GPU_TEST_BYTES) / self.data.x.element_size()
+            limit = (TEST_BYTES if self.device.type == "cpu" else GPU_TEST_BYTES) / self.dtype.itemsize
             bounds = _cut(np.stack([*widths, (numbers.cumsum() / limit).astype(np.int64)]))
             self._blocks[key] = torch.from_numpy(order).to(self.device), bounds
         return self._blocks[key]

@@ -20,7 +20,7 @@ import torch
 
 from cgpfl import results, tracking
 from cgpfl.clients import ClientData
-from cgpfl.datasets import SCALES, Dataset
+from cgpfl.datasets import Dataset, channel_first, scaled, scaling
 from cgpfl.experiment import Job, Run
 from cgpfl.partition import Partition, digest
 from cgpfl.results import Store, Stored
@@ -46,11 +46,14 @@ class Training:
 
     @cached_property
     def clients(self) -> dict[int, ClientData]:
-        """The clients for each seed, over one pool of scaled samples."""
-        x = torch.from_numpy(SCALES[self.settings["scale"]](self.dataset.x))
-        y = torch.from_numpy(np.ascontiguousarray(self.dataset.y))
+        """The clients for each seed, over one pool of samples: bytes with their scaling, or scaled floats."""
+        how, samples, scale = self.settings["scale"], self.dataset.x, None
+        if samples.dtype == np.uint8:
+            scale = scaling(samples, how)
+        x = torch.from_numpy(scaled(samples, how) if scale is None else channel_first(samples))
+        y, classes = torch.from_numpy(np.ascontiguousarray(self.dataset.y)), len(self.dataset.classes)
         return {
-            seed: ClientData.from_pool(x, y, part.train, part.test, part.contexts, len(self.dataset.classes))
+            seed: ClientData.from_pool(x, y, part.train, part.test, part.contexts, classes, scale)
             for seed, part in self.partitions.items()
         }
 
@@ -81,7 +84,7 @@ class Training:
         """A digest of the samples as they are trained on."""
         client = next(iter(self.clients.values()))
         sha = hashlib.sha256(repr((tuple(client.x.shape), client.classes)).encode())
-        for array in (client.x, client.y):
+        for array in client.samples:
             sha.update(array.contiguous().numpy().data)
         return sha.hexdigest()
 

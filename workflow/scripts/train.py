@@ -1,5 +1,10 @@
 """Trains the runs of one job that the store lacks, and gathers all of them."""
 
+# ruff: noqa: E402
+import gc
+
+gc.disable()  # a third of the time of the imports below would go into looking for garbage in them
+
 import logging
 from pathlib import Path
 
@@ -8,6 +13,9 @@ from cgpfl.experiment import Job
 from cgpfl.joblog import TrainingProgress, job_log
 from cgpfl.tracking import Guard, TrainingLog
 from cgpfl.training import Training
+
+gc.freeze()  # nor need anything of theirs be taken apart at the end
+gc.enable()
 
 name = snakemake.config["name"]
 home = results.home(name)

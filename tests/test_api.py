@@ -99,9 +99,10 @@ def some_params(method: str) -> dict[str, Any]:
 
 
 def simulated(method: str = "fedavg", clients: Any = DATA, **given: Any) -> cgpfl.Result:
-    params = {**some_params(method), **given.pop("params", {})}
-    settings = {"rounds": 2, "seeds": [0], "batch_size": 4, "device": "cpu"}
-    return cgpfl.simulate(clients, model="mlr", method=method, params=params, **{**settings, **given})
+    params = given.pop("params", {})
+    params = {**some_params(method), **params} if isinstance(params, dict) and isinstance(method, str) else params
+    settings = {"model": "mlr", "rounds": 2, "seeds": [0], "batch_size": 4, "device": "cpu"}
+    return cgpfl.simulate(clients, method=method, params=params, **{**settings, **given})
 
 
 def assert_one_sentence(error: Exception, key: str) -> None:
@@ -271,6 +272,20 @@ BAD_SETTINGS = [
     ({"dtype": "float16"}, "dtype"),
     ({"device": "tpu"}, "device"),
     ({"path": "fast"}, "path"),
+    ({"batch_size": 10**30}, "batch_size"),
+    ({"batch_size": np.array([20, 30])}, "batch_size"),
+    ({"memory_gb": float("inf")}, "memory_gb"),
+    ({"device": None}, "device"),
+    ({"device": 5}, "device"),
+    ({"dtype": []}, "dtype"),
+    ({"model": None}, "model"),
+    ({"method": None}, "method"),
+    ({"model_args": [1]}, "model_args"),
+    ({"checkpoint": str(Path(__file__).parent)}, "checkpoint"),
+    ({"params": [("lr", 0.1)]}, "params"),
+    ({"clients": None}, "clients"),
+    ({"clients": toy.arrays()}, "clients"),
+    ({"clients": {0: "abc"}}, "clients"),
     ({"params": {"lr": []}}, "params.lr"),
     ({"model_args": {"hidden": 3}}, "model mlr"),
     ({"clients": {1: DATA}}, "clients"),
@@ -476,6 +491,55 @@ def test_each_seed_can_have_its_own_clients():
     with pytest.raises(UserError) as raised:
         simulated(clients={0: DATA, 1: toy.clients(5, contexts=(0, 1))}, seeds=[0, 1])
     assert_one_sentence(raised.value, "clients")
+
+
+WIDER = toy.clients(5, sizes=(2, 30), shape=(7,))
+FEWER = toy.clients(5, contexts=(0, 1))
+UNKNOWN = cgpfl.ClientData.from_arrays(toy.arrays(), classes=3)
+
+
+@pytest.mark.parametrize(
+    ("second", "method", "params"),
+    [(FEWER, "fedavg", {}), (WIDER, "fedavg", {}), (FEWER, "cgpfl", {"contexts": 2}), (UNKNOWN, "cgpfl_oracle", {})],
+)
+def test_data_of_all_seeds_are_checked_before_any_is_trained(second, method, params):
+    """Also where the seeds are trained one after the other, for want of memory."""
+    trained = []
+    with pytest.raises(UserError) as raised:
+        simulated(
+            method=method,
+            clients={0: DATA, 1: second},
+            seeds=[0, 1],
+            params=params,
+            memory_gb=1e-9,
+            progress=lambda *told: trained.append(told),
+        )
+    assert_one_sentence(raised.value, "c")
+    assert not trained
+
+
+def test_data_of_seeds_that_are_not_run_do_not_count():
+    alone = simulated(clients={0: DATA}, seeds=[0])
+    beside = simulated(clients={0: DATA, 1: WIDER, 2: toy.clients(5, classes=9)}, seeds=[0])
+    assert torch.equal(alone.state["global"], beside.state["global"])
+
+
+def test_samples_that_overflow_the_type_of_a_run_are_an_error():
+    big = cgpfl.ClientData.from_arrays([(np.full((3, 2), 1e300), [0, 1, 0], np.ones((1, 2)), [1])])
+    with pytest.raises(UserError, match="infinite as float32"):
+        simulated(clients=big)
+
+
+def test_a_number_in_an_array_is_a_number():
+    assert list(simulated(params={"lr": np.array(0.5)}).runs["lr"]) == [0.5]
+
+
+@pytest.mark.parametrize("memory_gb", [4.0, 1e-9])
+def test_the_oracle_has_no_contexts_beyond_a_runs_own(memory_gb):
+    seeds = {0: DATA, 1: toy.clients(3, contexts=(0, 1, 0, 1, 0, 1, 0))}
+    found = simulated("cgpfl_oracle", clients=seeds, seeds=[0, 1], memory_gb=memory_gb).state["contexts"]
+    missing = found.isnan().all(-1)
+    assert missing.tolist() == [[False, False, False], [False, False, True]]
 
 
 def test_participation_takes_that_share_of_the_clients_in_every_round():

@@ -72,3 +72,17 @@ def test_a_file_with_states_of_another_version_is_ignored(path):
     kept = torch.load(path, weights_only=False)
     torch.save({**kept, "state": {**kept["state"], "new": torch.zeros(1)}}, path)
     assert losses(clients(), path).equals(losses(clients()))
+
+
+def test_data_that_changed_seeds_start_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(Checkpoint, "SECONDS", 0.0)
+    both = [clients(), replace(clients(), y=1 - clients().y)]
+
+    def trained(data, **settings):
+        return cgpfl.simulate(dict(enumerate(data)), method="local", rounds=6, seeds=[0, 1], device="cpu", **settings)
+
+    file = tmp_path / "run.pt"
+    with pytest.raises(KilledError):
+        trained(both, checkpoint=file, progress=killed_after(4))
+    swapped = trained(both[::-1], checkpoint=file)
+    assert swapped.history["loss"].equals(trained(both[::-1]).history["loss"])

@@ -369,6 +369,10 @@ def test_partitions_of_other_sizes_cannot_be_stacked(other):
         ({"x": np.array([[np.nan], [0.0], [0.0], [0.0]])}, "finite"),
         ({"contexts": [0.5]}, "fractions"),
         ({"contexts": [10**7]}, "contexts"),
+        ({"classes": 3.5}, "classes"),
+        ({"classes": 10**13}, "classes"),
+        ({"train": 5}, "lists"),
+        ({"train": [None]}, "positions"),
     ],
 )
 def test_pools_that_would_be_misread_are_refused(change, named):
@@ -422,7 +426,13 @@ def test_stacked_bytes_stay_bytes_where_they_are_scaled_alike():
         ({"x": BYTES[:, 0, 0]}, "x is torch.uint8"),
         ({"scaling": (np.zeros(2), 1.0)}, "centre"),
         ({"scaling": (0.0, np.ones((4, 2, 3)))}, "factor"),
-        ({"scaling": (0.0, np.inf)}, "factor"),
+        ({"scaling": (0.0, np.inf)}, "finite"),
+        ({"scaling": (0.0, 1e38)}, "finite"),
+        ({"scaling": (None, 1.0)}, "numbers"),
+        ({"scaling": (1j, 1.0)}, "numbers"),
+        ({"scaling": ("a", "b")}, "numbers"),
+        ({"scaling": (1.0, 2.0, 3.0)}, "pair"),
+        ({"scaling": 5}, "pair"),
     ],
 )
 def test_scalings_that_do_not_fit_are_refused(change, named):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType
@@ -171,6 +172,7 @@ def test_normalisation_within_a_sample_trains_as_one_client_at_a_time_does(nets)
 REFUSED: dict[str, tuple[Any, str]] = {
     "no module": (lambda shape, classes: 3, "returned int"),
     "raises": (broken, "the factory raised ZeroDivisionError: no width"),
+    "has no signature": (map, "its parameters cannot be read"),
     "needs more": (lambda shape, classes, width: dense(), "the factory raised TypeError"),
     "no parameters": (lambda shape, classes: nn.Flatten(), "no parameters"),
     "frozen": (frozen, "0.bias has requires_grad=False"),
@@ -334,7 +336,10 @@ def test_our_methods_cannot_be_taken_over(nets, monkeypatch):
         (variant(name=None), "its name is missing"),
         (variant(summary=None), "its summary is missing"),
         (variant(parameters=("mu",)), "no tuple of cgpfl.Param"),
+        (variant(parameters=None), "no tuple of cgpfl.Param"),
         (variant(parameters=(COMMON[0], COMMON[1])), "lack l2"),
+        (variant(parameters=(replace(COMMON[0], column=True), *COMMON[1:])), "local_steps is to be"),
+        (variant(parameters=(replace(COMMON[0], low=0), *COMMON[1:])), "local_steps is to be"),
         (variant(parameters=(*COMMON, COMMON[0])), "two of its parameters are called 'local_steps'"),
         (variant(tested=("everything",)), "tested is"),
         (variant(tested=()), "tested is"),

@@ -278,3 +278,20 @@ def test_a_run_that_diverges_is_marked_and_leaves_the_others_alone(method, model
     assert both.history["accuracy"].between(0, 1).all()
     sane = simulated(method, params={**params, "l2": 0.1}, **settings)
     assert_same_run(both, 1, sane, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("other", ["other bytes", "floats"])
+def test_samples_of_one_seed_may_be_scaled_otherwise_than_anothers(dtype, other):
+    rng = np.random.default_rng(0)
+    y, lists = rng.integers(0, 3, 60), {"train": [range(20), range(20, 40)], "test": [range(40, 50), range(50, 60)]}
+    x = rng.integers(0, 256, (60, 5), dtype=np.uint8)
+    ours = cgpfl.ClientData.from_pool(x, y, **lists, classes=3, scaling=(127.5, 1 / 73.9))
+    scaling = {"scaling": (100, 0.01)} if other == "other bytes" else {}
+    theirs = cgpfl.ClientData.from_pool(x if scaling else x / 100, y, **lists, classes=3, **scaling)
+    both = simulated("pfedme", {0: ours, 1: theirs}, dtype=dtype)
+    for seed, data in enumerate((ours, theirs)):
+        alone = simulated("pfedme", data, [seed], dtype=dtype)
+        runs = [run for run, row in both.runs.iterrows() if row["seed"] == seed]
+        for at, run in enumerate(runs):
+            assert_same_run(alone, at, both, run)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cgpfl.errors import UserError
+from cgpfl.settings import MOST
 
 # Streams that must be independent of each other although seed and client are the same.
 TRAINING, ADAPTATION, TRAIN_LOSS, PARTICIPATION, COINS, KMEANS = range(6)
@@ -132,14 +133,20 @@ class ClientData:
         Raises:
             UserError: for an empty client, a position outside the pool, or a label outside 0..classes-1.
         """
-        scale = None if scaling is None else _both(scaling, dtype=torch.float32)
+        scale = None if scaling is None else _given_scaling(scaling)
         x, y = _samples("x", x) if scale is None else _bytes("x", x, scale), _whole_numbers("y", y)
         if y.shape != x.shape[:1]:
             raise UserError(f"y has shape {tuple(y.shape)} for {len(x)} samples; expected one label a sample")
+        if not all(isinstance(lists, Sequence | np.ndarray | Tensor) for lists in (train, test)):
+            raise UserError("clients: train and test are to be lists, one of sample positions for each client")
         if len(train) != len(test) or not len(train):
             raise UserError(f"clients: {len(train)} training and {len(test)} test lists; give one of each a client")
+        if classes is not None and (not isinstance(classes, int) or isinstance(classes, bool) or classes > MOST):
+            raise UserError(f"classes: {classes!r} given, valid is a whole number of 1 or more, or None")
         for name, lists in (("train", train), ("test", test)):
             for client, positions in enumerate(lists):
+                if np.ndim(positions) != 1:
+                    raise UserError(f"clients[{client}]: {name} is to be a list of sample positions")
                 if len(positions) == 0:
                     raise UserError(f"clients[{client}]: no {name} samples; every client needs at least one")
         train_lists, test_lists = Ragged.of(train), Ragged.of(test)
@@ -171,6 +178,11 @@ class ClientData:
         return (self.x, self.y, *(self.scaling or ()))
 
     @property
+    def _positions(self) -> Tensor:
+        """Those in the pool that some client has."""
+        return torch.cat([self.train.values, self.test.values])
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that the clients are made of."""
         lists = (self.train.values, self.train.counts, self.test.values, self.test.counts)
@@ -187,8 +199,11 @@ class ClientData:
     def to(self, device: torch.device, dtype: torch.dtype) -> ClientData:
         """The same clients with samples that are used as the given type, on the given device."""
         scaling = None if self.scaling is None else _both(self.scaling, device=device, dtype=dtype)
+        x = self.x.to(device=device, dtype=dtype if scaling is None else self.x.dtype).contiguous()
+        if x.dtype.itemsize < self.x.dtype.itemsize and not bool(torch.isfinite(x[self._positions.to(device)]).all()):
+            raise UserError(f"clients: samples hold numbers that are infinite as {str(dtype).removeprefix('torch.')}")
         return ClientData(
-            x=self.x.to(device=device, dtype=dtype if scaling is None else self.x.dtype).contiguous(),
+            x=x,
             y=self.y.to(device),
             train=self.train.to(device),
             test=self.test.to(device),
@@ -198,19 +213,15 @@ class ClientData:
         )
 
     @staticmethod
-    def stack(parts: Sequence[ClientData]) -> ClientData:
-        """Several partitions end to end: client i of part p becomes client p*N + i. A shared pool stays shared."""
+    def stack(parts: Sequence[ClientData], dtype: torch.dtype = torch.float32) -> ClientData:
+        """Several partitions end to end: client i of part p becomes client p*N + i. A shared pool stays shared; samples
+        that are scaled in several ways are stored as they are used, as ``dtype``."""
         first = parts[0]
         if len(parts) == 1:
             return first
-        for part in parts[1:]:
-            if (part.clients, part.input_shape) != (first.clients, first.input_shape):
-                raise UserError(
-                    f"clients: partitions of {first.clients} and {part.clients} clients with samples of shape "
-                    f"{first.input_shape} and {part.input_shape}; all seeds need the same"
-                )
+        check_sizes(parts)
         if not all(_alike(part.scaling, first.scaling) for part in parts):
-            return ClientData.stack([part._used() for part in parts])
+            return ClientData.stack([part._used(dtype) for part in parts], dtype)
         shared = all(part.x is first.x and part.y is first.y for part in parts)
         shifts = [0] * len(parts) if shared else np.cumsum([0] + [len(part.x) for part in parts[:-1]]).tolist()
         known = all(part.contexts is not None for part in parts)
@@ -224,10 +235,35 @@ class ClientData:
             scaling=first.scaling,
         )
 
-    def _used(self) -> ClientData:
-        """The same clients with samples stored as they are used."""
-        x, _ = self.gathered(torch.arange(len(self.x), device=self.x.device))
-        return replace(self, x=x, scaling=None)
+    def _used(self, dtype: torch.dtype) -> ClientData:
+        """The same clients with samples stored as they are used, as ``dtype``."""
+        same = self.to(self.x.device, dtype)
+        x, _ = same.gathered(torch.arange(len(self.x), device=self.x.device))
+        return replace(same, x=x, scaling=None)
+
+    def true_contexts(self, method: str) -> Tensor:
+        """``contexts``, for a method that cannot do without them.
+
+        Raises:
+            UserError: where there are none.
+        """
+        if self.contexts is None:
+            raise UserError(
+                f"{method}: the clients have no true contexts; give contexts=[...], or a "
+                "partition scheme that has them (cyclic, random, contexts)"
+            )
+        return self.contexts
+
+
+def check_sizes(parts: Sequence[ClientData]) -> None:
+    """Raise a UserError where two partitions have other numbers of clients or samples of another shape."""
+    first = parts[0]
+    for part in parts[1:]:
+        if (part.clients, part.input_shape) != (first.clients, first.input_shape):
+            raise UserError(
+                f"clients: partitions of {first.clients} and {part.clients} clients with samples of shape "
+                f"{first.input_shape} and {part.input_shape}; all seeds need the same"
+            )
 
 
 def _both(scaling: tuple[Any, Any], **kind: Any) -> tuple[Tensor, Tensor]:
@@ -290,12 +326,26 @@ def _bytes(name: str, values: Any, scaling: tuple[Tensor, ...]) -> Tensor:
             fits = torch.broadcast_shapes(part.shape, x.shape[1:]) == x.shape[1:]
         except RuntimeError:
             fits = False
-        if not fits or not bool(torch.isfinite(part).all()):
+        if not fits:
             raise UserError(
-                f"scaling: {what} {list(part.shape)} given, valid are finite numbers, one or of a shape that fits a "
-                f"sample's {list(x.shape[1:])}"
+                f"scaling: {what} {list(part.shape)} given, valid is one number, or a shape that fits a sample's "
+                f"{list(x.shape[1:])}"
             )
+    centre, factor = scaling
+    if not all(bool(torch.isfinite((byte - centre) * factor).all()) for byte in (0, 255)):
+        raise UserError(
+            "scaling: samples would not be finite; valid are finite numbers that keep (x - centre) * factor so"
+        )
     return x
+
+
+def _given_scaling(scaling: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(scaling, tuple | list) or len(scaling) != 2:
+        raise UserError(f"scaling: {scaling!r} given, valid is a pair (centre, factor)")
+    parts = [np.asarray(part) for part in scaling]
+    if any(part.dtype.kind not in "iuf" for part in parts):
+        raise UserError("scaling: centre and factor are to be numbers, or arrays of numbers")
+    return _both((parts[0], parts[1]), dtype=torch.float32)
 
 
 def _whole_numbers(name: str, values: Any) -> Tensor:

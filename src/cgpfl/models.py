@@ -127,7 +127,10 @@ def factory_of(name: str, settings: Iterable[str] = ()) -> Callable[..., nn.Modu
         raise UserError(
             f"model: {name!r} is unknown; valid are {', '.join(MODELS)}, or the path of your own, package.module:name"
         )
-    parameters = list(inspect.signature(factory).parameters.values())
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        raise UserError(f"model {name}: its parameters cannot be read; wrap it in a function of your own") from None
     valid = [parameter.name for parameter in parameters][2:]
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     for key in settings:

@@ -21,9 +21,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from cgpfl.checkpoint import Checkpoint
-from cgpfl.clients import (
-    ClientData,
-)
+from cgpfl.clients import ClientData, check_sizes
 from cgpfl.errors import UserError
 from cgpfl.methods import Method, method_named, resolve_params
 from cgpfl.methods.base import State
@@ -76,7 +74,7 @@ def train(
     keep_state: bool = False,
     on_runs: Callable[[Result], None] | None = None,
     progress: Callable[[int, int, float], None] | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
 ) -> Result:
     """Train every run in ``specs`` with one method.
 
@@ -100,6 +98,8 @@ def train(
     Raises:
         UserError: for settings, parameters or data that do not fit together, before anything is trained.
     """
+    checkpoint = None if checkpoint is None else Path(checkpoint)
+    _check_arguments(model, method, model_args, checkpoint)
     settings = Settings(
         rounds,
         batch_size,
@@ -118,11 +118,8 @@ def train(
     for spec in specs:
         if not isinstance(spec.seed, Integral) or isinstance(spec.seed, bool) or not 0 <= spec.seed < 2**63:
             raise UserError(f"seeds: {spec.seed!r} given, valid are whole numbers of 0 or more")
-    by_seed = clients if isinstance(clients, Mapping) else {spec.seed: clients for spec in specs}
-    missing = [spec.seed for spec in specs if spec.seed not in by_seed]
-    if missing:
-        raise UserError(f"clients: no data for seed {missing[0]}; given are {sorted(by_seed)}")
-    count = next(iter(by_seed.values())).clients
+    by_seed = _by_seed(clients, specs, chosen)
+    count = by_seed[specs[0].seed].clients
     specs = [RunSpec(spec.seed, resolve_params(method, spec.params, model, count)) for spec in specs]
     data = _Data(by_seed, settings)
     build = partial(build_model, model, data.input_shape, data.classes, **(model_args or {}))
@@ -144,6 +141,31 @@ def train(
     return _joined(parts, [place for places in groups for place in places])
 
 
+def _by_seed(clients: Any, specs: Sequence[RunSpec], method: Method) -> dict[int, ClientData]:
+    """The clients' data for each seed of the runs, once they fit each other and the method."""
+    given = clients if isinstance(clients, Mapping) else {spec.seed: clients for spec in specs}
+    for seed in (spec.seed for spec in specs):
+        if seed not in given:
+            raise UserError(f"clients: no data for seed {seed}; given are {sorted(given)}")
+        if not isinstance(given[seed], ClientData):
+            raise UserError(f"clients: {type(given[seed]).__name__} given, valid is a ClientData, or one for each seed")
+        if method.needs_contexts:
+            given[seed].true_contexts(method.name)
+    by_seed = {spec.seed: given[spec.seed] for spec in specs}
+    check_sizes(list(by_seed.values()))
+    return by_seed
+
+
+def _check_arguments(model: Any, method: Any, model_args: Any, checkpoint: Path | None) -> None:
+    for key, value in (("model", model), ("method", method)):
+        if not isinstance(value, str):
+            raise UserError(f"{key}: {value!r} given, valid is a name")
+    if model_args is not None and not isinstance(model_args, Mapping):
+        raise UserError(f"model_args: {model_args!r} given, valid are settings by name")
+    if checkpoint is not None and checkpoint.is_dir():
+        raise UserError(f"checkpoint: {checkpoint} is a folder, valid is a file")
+
+
 def _offset(
     progress: Callable[[int, int, float], None], group: int, groups: int, done: int, of: int, acc: float
 ) -> None:
@@ -163,7 +185,7 @@ class _Data:
     @property
     def digest(self) -> str:
         """A hash of all samples, labels and lists, so that a checkpoint is not resumed on other data."""
-        sha = hashlib.sha256()
+        sha = hashlib.sha256(repr([(seed, part.classes) for seed, part in self.by_seed.items()]).encode())
         tensors = [t for part in self.by_seed.values() for t in part.tensors]
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -178,8 +200,9 @@ class _Data:
         places = [next(i for i, part in enumerate(distinct) if part is self.by_seed[seed]) for seed in seeds]
         key = tuple(id(part) for part in distinct)
         if key not in self._moved:
-            stacked = ClientData.stack(distinct)
-            self._moved = {key: stacked.to(self._settings.torch_device, DTYPES[self._settings.dtype])}
+            dtype = DTYPES[self._settings.dtype]
+            stacked = ClientData.stack(distinct, dtype)
+            self._moved = {key: stacked.to(self._settings.torch_device, dtype)}
         return self._moved[key], places
 
 
@@ -337,6 +360,8 @@ def simulate(
     Raises:
         UserError: for settings, parameters or data that do not fit together, before anything is trained.
     """
+    if params is not None and not isinstance(params, Mapping):
+        raise UserError(f"params: {params!r} given, valid are values by name")
     seeds = list(seeds) if isinstance(seeds, Iterable) else [seeds]
     if not seeds:
         raise UserError("seeds: the list is empty; at least one whole number is needed")
@@ -348,7 +373,7 @@ def combinations(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """All points of the grid that the list-valued entries span, in the order given."""
     points: list[dict[str, Any]] = [{}]
     for name, value in params.items():
-        values = value if isinstance(value, list | tuple | np.ndarray) else [value]
+        values = value if isinstance(value, list | tuple | np.ndarray) and np.ndim(value) else [value]
         if len(values) == 0:
             raise UserError(f"params.{name}: the list of values is empty")
         points = [{**point, name: one} for point in points for one in values]

@@ -11,6 +11,9 @@ import torch
 
 from cgpfl.errors import UserError
 
+MOST = 10**9
+"""The largest whole number that a setting or a parameter takes."""
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -40,15 +43,15 @@ class Settings:
     def __post_init__(self) -> None:
         for key in ("rounds", "threads", "eval_every"):
             _whole(key, getattr(self, key))
-        if self.batch_size != "full":
+        if not (isinstance(self.batch_size, str) and self.batch_size == "full"):
             _whole("batch_size", self.batch_size, "a whole number of 1 or more, or 'full'")
         if self.train_loss_samples is not None:
             _whole("train_loss_samples", self.train_loss_samples)
         if not _number(self.participation) or not 0 < self.participation <= 1:
             raise UserError(f"participation: {self.participation!r} given, valid is a number above 0 and at most 1")
-        if not _number(self.memory_gb) or not self.memory_gb > 0:
-            raise UserError(f"memory_gb: {self.memory_gb!r} given, valid is a number above 0")
-        if self.dtype not in DTYPES:
+        if not _number(self.memory_gb) or not 0 < self.memory_gb <= MOST:
+            raise UserError(f"memory_gb: {self.memory_gb!r} given, valid is a number above 0 and at most {MOST}")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise UserError(f"dtype: {self.dtype!r} given, valid are {', '.join(DTYPES)}")
         if self.path not in ("auto", "generic"):
             raise UserError(f"path: {self.path!r} given, valid are auto, generic")
@@ -56,7 +59,8 @@ class Settings:
 
     @property
     def torch_device(self) -> torch.device:
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        name = "" if not isinstance(self.device, str) else self.device
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
         if name == "cpu" or (name.split(":")[0] == "cuda" and torch.cuda.is_available()):
             return torch.device(name)
         raise UserError(
@@ -69,5 +73,5 @@ def _number(value: Any) -> bool:
 
 
 def _whole(key: str, value: Any, valid: str = "a whole number of 1 or more") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
         raise UserError(f"{key}: {value!r} given, valid is {valid}")

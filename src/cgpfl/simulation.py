@@ -32,7 +32,6 @@ from cgpfl.clients import (
     permuted,
     stream_keys,
 )
-from cgpfl.errors import UserError
 from cgpfl.methods import Method
 from cgpfl.methods.base import State, Tested
 from cgpfl.models import as_net, initial_row
@@ -101,12 +100,7 @@ class Simulation:
     @property
     def true_contexts(self) -> Tensor:
         """The partition's contexts, int64 [runs, clients]."""
-        if self.data.contexts is None:
-            raise UserError(
-                f"{self.method.name}: the clients have no true contexts; give contexts=[...], or a "
-                "partition scheme that has them (cyclic, random, contexts)"
-            )
-        return self.data.contexts.view(-1, self.clients)[self.partition]
+        return self.data.true_contexts(self.method.name).view(-1, self.clients)[self.partition]
 
     # rows and blocks
 

@@ -106,7 +106,8 @@ def _checked(found: Any, where: str) -> Method:
 
 
 def _check_declared(method: Method, where: str) -> None:
-    if not all(isinstance(param, Param) for param in method.parameters):
+    given = method.parameters
+    if not isinstance(given, tuple) or not all(isinstance(param, Param) for param in given):
         raise UserError(f"{where}: its parameters are no tuple of cgpfl.Param")
     names = [param.name for param in method.parameters]
     for name in names:
@@ -115,6 +116,9 @@ def _check_declared(method: Method, where: str) -> None:
     missing = {"local_steps", "l2"} - set(names)
     if missing:
         raise UserError(f"{where}: its parameters lack {min(missing)}; start them with *cgpfl.methods.base.COMMON")
+    steps = given[names.index("local_steps")]
+    if steps.column or not steps.whole or (steps.low or 0) < 1:
+        raise UserError(f"{where}: local_steps is to be a whole number of 1 or more and no column, as in COMMON")
     tested = getattr(method, "tested", ())
     valid = {"personal", "local", "global", "context"}
     if not isinstance(tested, tuple) or not tested or not set(tested) <= valid:

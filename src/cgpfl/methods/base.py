@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from cgpfl.errors import UserError
+from cgpfl.settings import MOST
 
 if TYPE_CHECKING:
     from cgpfl.rounds import Block, Round
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 State = dict[str, Tensor]
 Tested = dict[str, "Callable[[Block], Tensor]"]
-MOST = 10**9
-"""The largest whole number that a parameter takes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Param:
 
     def checked(self, value: Any, method: str) -> Any:
         """``value`` if valid, as int, float or str."""
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
             value = value.item()  # float32 cannot be compared with the largest float
         if isinstance(value, str) and value in self.choices:
             return value
@@ -134,6 +133,7 @@ class Method(ABC):
         name, summary, source: what it is called, does, and where it comes from.
         parameters: hyperparameters.
         tested: which models are tested, the headline first.
+        needs_contexts: whether the clients must have true contexts.
     """
 
     name: str
@@ -141,6 +141,7 @@ class Method(ABC):
     source: str
     parameters: tuple[Param, ...] = COMMON
     tested: tuple[str, ...]
+    needs_contexts: bool = False
 
     @property
     def headline(self) -> str:

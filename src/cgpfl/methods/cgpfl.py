@@ -186,9 +186,13 @@ class CgpflOracle(Cgpfl):
     summary = "CGPFL told the true contexts"
     source = "ceiling for CGPFL"
     parameters = replaced(Cgpfl.parameters, without=("contexts", "kmeans_init"))
+    needs_contexts = True
 
     def init(self, sim: Simulation) -> State:
-        return {**super().init(sim), "assignment": sim.true_contexts.clone()}
+        state = super().init(sim)
+        beyond = torch.arange(self._most(sim), device=sim.device) > sim.true_contexts.amax(1, keepdim=True)
+        state["contexts"][beyond] = float("nan")  # a run has as many contexts as its own partition
+        return {**state, "assignment": sim.true_contexts.clone()}
 
     def _most(self, sim: Simulation) -> int:
         return int(sim.true_contexts.max()) + 1

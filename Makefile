@@ -42,6 +42,6 @@ config: env
 page: env
 	python -m cgpfl.page results/paper docs/REPRODUCTION.md
 
-# Gradient steps per second beside the usual way, where a run's time goes, and how it scales (about 20 minutes).
+# Gradient steps per second beside the usual way, where a run's time goes, and how it scales (forty minutes on two cores).
 bench: env
 	python benchmarks/bench.py

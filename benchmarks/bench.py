@@ -1,10 +1,10 @@
 """The engine beside the usual way and the generic path, and where its time and memory go, on this machine.
 
     python benchmarks/bench.py                  everything, writes benchmarks/results/<machine>.json and .md
-    python benchmarks/bench.py --quick          a turn of each, to see that it runs
+    python benchmarks/bench.py --quick          one turn of some, to see that it runs; written elsewhere
     python benchmarks/bench.py --only mlr server   parts again; the others are kept
 
-Half an hour on two cores, during which nothing else should run.
+Forty minutes on two cores, during which nothing else should run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from report import markdown
 
 from cgpfl.models import build_model
 from cgpfl.runs import single_threaded_ops
+from cgpfl.tracking import commit
 
 PROFILED = (("fedavg", "mlr"), ("cgpfl", "mlr"), ("fedavg", "dnn"), ("cgpfl", "dnn"))
 SWEPT = (1, 3, 9, 45)
@@ -35,7 +37,7 @@ SCALED = [(n, p) for n in (40, 400, 4_000, 40_000) for p in (1.0, 0.1, 0.01)]
 
 
 def profile(quick: bool) -> list[dict[str, Any]]:
-    """Seconds by part of one job of the paper; 15,000 test samples."""
+    """Seconds by part of one job of the paper; a third of the training samples again for testing."""
     found: list[dict[str, Any]] = []
     rounds, seeds = (10, 1) if quick else (200, 5)
     for method, model in PROFILED:
@@ -83,27 +85,30 @@ def memory(quick: bool) -> list[dict[str, Any]]:
 
 
 def scaling(quick: bool) -> list[dict[str, Any]]:
-    """Microseconds and bytes a client, by the number of clients and participation."""
+    """Microseconds and bytes a client, by the number of clients and participation; medians of three passes."""
+    cases = [(n, p, method) for method in ("fedavg", "cgpfl") for n, p in (SCALED[:3] if quick else SCALED)]
+    passes = [[scale.clients_cost(*case) for case in cases] for _ in range(1 if quick else 3)]
     found = []
-    for method in ("fedavg", "cgpfl"):
-        for clients, participation in SCALED[:3] if quick else SCALED:
-            found.append(scale.clients_cost(clients, participation, method))
-            row = found[-1]
-            print(
-                f"scale {method} {clients} clients, {row['part']} take part: {1e6 * row['seconds']:.0f} us a client, "
-                f"{row['bytes'] / 1e3:.1f} kB a client"
-            )
+    for rows in zip(*passes, strict=True):
+        row = {**rows[0], **{name: statistics.median(row[name] for row in rows) for name in ("seconds", "bytes")}}
+        found.append(row)
+        print(
+            f"scale {row['method']} {row['clients']} clients, {row['part']} take part: "
+            f"{1e6 * row['seconds']:.0f} us a client, {row['bytes'] / 1e3:.1f} kB a client"
+        )
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one turn of each")
+    parser.add_argument("--quick", action="store_true", help="one turn of fedavg and cgpfl, and less of the rest")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=[], help="models, method/model, or other parts")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, help="folder; default results beside this file, a new one for --quick")
     args = parser.parse_args()
+    if args.out is None:
+        args.out = Path(tempfile.mkdtemp()) if args.quick else Path(__file__).parent / "results"
     wanted = set(args.only)
     found: dict[str, Any] = {
         "machine": f"{_slug(_processor())}-{os.cpu_count()}-cores",
@@ -111,12 +116,14 @@ def main() -> None:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
     }
     file = args.out / f"{found['machine']}.json"
     if wanted and file.exists():
         found = {**json.loads(file.read_text(encoding="utf-8")), **found}
     measured = {(row["method"], row["model"]): row for row in found.get("rates", [])}
-    pairs = [(m, model) for model in SHAPES for m in rates.MEASURED if not wanted or wanted & {model, f"{m}/{model}"}]
+    methods = ("fedavg", "cgpfl") if args.quick else rates.MEASURED
+    pairs = [(m, model) for model in SHAPES for m in methods if not wanted or wanted & {model, f"{m}/{model}"}]
     args.out.mkdir(parents=True, exist_ok=True)
 
     def keep() -> None:
@@ -140,6 +147,7 @@ def main() -> None:
     for row in found.get("rates", []):
         if row["target"]:
             print(f"{row['method']} {row['model']} {row['ratio']:.1f} {row['target']}")
+    print(f"written to {file} and {file.with_suffix('.md').name}")
 
 
 def _slug(name: str) -> str:

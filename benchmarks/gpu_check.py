@@ -7,6 +7,7 @@ import json
 import platform
 import statistics
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def agreement(device: str) -> list[dict[str, Any]]:
     found = []
     for model, shape in (("mlr", (20,)), ("dnn", (20,)), ("cnn", (3, 20, 20))):
         data = clients(24, shape, count=8)
+        print(f"{len(METHODS)} methods on {model}, {device} against cpu", flush=True)
         for method in METHODS:
             for dtype, tolerance in TOLERANCE.items():
                 params = {"contexts": 3} if method in ("ifca", "cgpfl") else {}
@@ -122,7 +124,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device is there; --device cpu --quick goes through the same steps without one")
     device = torch.device(args.device)
+    warnings.filterwarnings("ignore", "cgpfl_heur: d =")  # clients of a few samples
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
     start = time.perf_counter()
     checked = agreement(args.device)

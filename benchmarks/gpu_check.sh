@@ -4,4 +4,5 @@
 # benchmarks/results). Nothing needs to be installed beside torch, numpy, pandas, scikit-learn, scipy, threadpoolctl.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+test -x .venv/bin/python && PYTHON="${PYTHON:-.venv/bin/python}"
 PYTHONPATH="src:benchmarks${PYTHONPATH:+:$PYTHONPATH}" exec "${PYTHON:-python3}" benchmarks/gpu_check.py "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -84,26 +85,37 @@ def start_up() -> float:
 
 
 def tracking(result: Result) -> float:
-    """Seconds to log the runs' histories to an MLflow database."""
-    import mlflow
-    from mlflow.entities import Metric
+    """Seconds to log the runs as a training job does, to a database that is there."""
+    from cgpfl import tracking
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
-        client = mlflow.MlflowClient(f"sqlite:///{Path(folder) / 'mlflow.db'}")
-        experiment = client.create_experiment("bench", artifact_location=Path(folder).as_uri())
+    with tempfile.TemporaryDirectory() as folder, tracker(f"sqlite:///{Path(folder) / 'mlflow.db'}"):
+        tracking.prepare("bench")
         start = time.perf_counter()
-        for _, history in result.history.groupby("run"):
-            run = client.create_run(experiment)
-            metrics = [
-                Metric(f"{row['tested']}/{name}", float(row[name]), 0, int(row["round"]))
-                for row in history.to_dict("records")
-                for name in ("accuracy", "loss", "train_loss")
-            ]
-            for at in range(0, len(metrics), 1000):
-                client.log_batch(run.info.run_id, metrics=metrics[at : at + 1000])
-            client.set_terminated(run.info.run_id)
+        log = tracking.TrainingLog("bench", "bench", "bench", "bench")
+        log.add(("bench", _stored(result, run)) for run in result.runs["run"])
+        log.close()
         return time.perf_counter() - start
+
+
+def _stored(result: Result, run: int) -> results.Stored:
+    facts = {**dict.fromkeys(results.SETTINGS, 0), **dict.fromkeys(("dataset", "inputs", "partition"), "bench")}
+    frames = {name: frame[frame["run"] == run] for name in results.COLUMNS for frame in [getattr(result, name)]}
+    params = {"lr": 0.005, "lam": 12.0}
+    return results.Stored(f"{run:016}", {**facts, "params": params, "seed": run}, {"commit": "bench"}, frames)
+
+
+@contextmanager
+def tracker(address: str) -> Iterator[None]:
+    """MLFLOW_TRACKING_URI for as long as the block runs."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = address
+    try:
+        yield
+    finally:
+        del os.environ["MLFLOW_TRACKING_URI"]
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def shares(model: str, method: str, rounds: int, seeds: int) -> dict[str, float]:

@@ -18,6 +18,7 @@ from cgpfl.clients import ClientData
 from cgpfl.models import build_model
 
 MEASURED = ("fedavg", "ditto", "apfl", "perfedavg", "ifca", "l2sgd", "pfedme", "cgpfl")
+SAMPLE_BYTES = 3 + 4 + 16 + 8  # moved for each input of a sample of a minibatch
 PATIENCE = 40.0  # seconds after which three turns are enough
 # Ratios to the usual way that are to be reached on two cores.
 TARGETS = {
@@ -109,10 +110,10 @@ def work(method: str, model: str, engine: Engine) -> dict[str, float]:
 
     An affine layer (i inputs, o outputs, b samples) takes 2*b*i*o operations for its outputs, as many for its weights'
     update and, behind the first layer, as many for the error it passes on; a convolution the same for each place it is
-    at. Weights are read twice and written once, a minibatch is read from the pool, written and read twice, each
-    number that a layer puts out in front of the dense ones is written and read, and so is its error. S proximal steps
-    in the span of a minibatch share, for the first layer, three products with weights and one of b x b, and
-    take S of b x b x o.
+    at. Weights are read twice and written once. A minibatch's bytes are read from the pool, written, read and written
+    as floats, which are scaled in two passes and read twice. Each number that a layer puts out in front of the dense
+    ones is written and read, and so is its error. S proximal steps in the span of a minibatch share, for the first
+    layer, three products with weights and one of b x b, and take S of b x b x o.
     """
     if model == "cnn":
         return _convolutional_work()
@@ -120,7 +121,7 @@ def work(method: str, model: str, engine: Engine) -> dict[str, float]:
     inputs, outputs = layers[0]
     behind = sum(6 * BATCH * i * o for i, o in layers[1:])
     weights = sum(i * o + o for i, o in layers)
-    batch = 4 * 4 * BATCH * inputs
+    batch = SAMPLE_BYTES * BATCH * inputs
     if method in ("pfedme", "cgpfl"):
         steps = int(engine.sim.static["inner_steps"])
         first = 2 * BATCH * inputs * (3 * outputs + BATCH) / steps + 2 * BATCH * BATCH * outputs
@@ -137,7 +138,7 @@ def _convolutional_work() -> dict[str, float]:
     shown = 6 * 28 * 28 + 6 * 14 * 14 + 16 * 10 * 10 + 400
     return {
         "flops": BATCH * (2 * first + 3 * second + 3 * dense),
-        "bytes": 12 * weights + 4 * BATCH * (4 * 3072 + 4 * shown),
+        "bytes": 12 * weights + BATCH * (SAMPLE_BYTES * 3072 + 16 * shown),
     }
 
 

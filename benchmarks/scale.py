@@ -70,7 +70,7 @@ def _clients_cost(clients: int, participation: float, method: str) -> dict[str, 
         engine = Engine(many_clients(clients), "mlr", method, participation=participation)
         engine.round()
         rounds = max(1, 400 // engine.part)
-        turns = [timed(engine.round, rounds) for _ in range(5)]
+        turns = [timed(engine.round, rounds) for _ in range(3)]
     return {
         "method": method,
         "clients": clients,

@@ -21,10 +21,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import cgpfl
 from cgpfl import UserError, build_model, datasets, partition, results
 from cgpfl.clients import Batch
+from cgpfl.convolution import ConvStack
 from cgpfl.experiment import Job, load
 from cgpfl.methods import FedProx, Method, Param, method_named, resolve_params
 from cgpfl.methods.base import COMMON
-from cgpfl.models import ConvStack, DenseStack, GenericNet, as_net
+from cgpfl.models import as_net
+from cgpfl.nets import DenseStack, GenericNet
 from cgpfl.training import Training
 
 methods = sys.modules["cgpfl.methods"]  # the name in cgpfl is that of the function

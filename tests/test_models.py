@@ -14,7 +14,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from cgpfl import UserError, build_model
 from cgpfl.clients import Batch
-from cgpfl.models import ConvStack, DenseStack, GenericNet, as_net, initial_row
+from cgpfl.convolution import ConvStack
+from cgpfl.models import as_net, initial_row
+from cgpfl.nets import DenseStack, GenericNet
 
 CPU = torch.device("cpu")
 BUILT = {"mlr": ((2, 3), {}), "dnn": ((6,), {"hidden": 4}), "cnn": ((16, 17), {"channels": (2, 3), "hidden": 4})}

@@ -4,15 +4,19 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cgpfl import results
 from cgpfl.errors import UserError
+from cgpfl.models import MODELS, as_net
+from cgpfl.nets import DenseStack
 from cgpfl.results import Store, Stored
 
 plain = st.recursive(
@@ -66,8 +70,15 @@ def test_the_engine_is_the_modules_that_decide_numbers():
 
 
 def test_the_engine_has_a_hash_of_its_code():
-    assert len(results.engine_hash()) == 16
-    assert results.engine_hash() != results.content_key({})
+    assert len(results.engine_hash("mlr")) == 16
+    assert results.engine_hash("mlr") != results.content_key({})
+
+
+def test_dense_models_do_not_depend_on_the_convolutional_code():
+    assert results.engine_hash("mlr") == results.engine_hash("dnn")
+    assert results.engine_hash("cnn") == results.engine_hash("mine") != results.engine_hash("mlr")
+    for model in results.DENSE:
+        assert type(as_net(partial(MODELS[model], (4,), 2), torch.device("cpu"))) is DenseStack
 
 
 def test_a_stored_run_comes_back_with_all_its_frames(tmp_path):

@@ -57,8 +57,10 @@ ENGINE = (
     "checkpoint",
     "clients",
     "contexts",
+    "convolution",
     "methods",
     "models",
+    "nets",
     "rounds",
     "runs",
     "settings",
@@ -66,6 +68,9 @@ ENGINE = (
     "solvers",
 )
 """The modules whose code decides the numbers of a run."""
+
+DENSE = ("mlr", "dnn")
+"""The models that do not use the module `convolution`."""
 
 
 def home(experiment: str) -> Path:
@@ -82,10 +87,11 @@ def engine_files() -> tuple[Path, ...]:
 
 
 @cache
-def engine_hash() -> str:
-    """A hash over the code of the engine; comments, docstrings and layout do not count."""
+def engine_hash(model: str) -> str:
+    """A hash over the code of the engine that a model is trained by; comments, docstrings and layout do not count."""
     root = Path(__file__).parent
-    return content_key({str(file.relative_to(root)): code(file) for file in engine_files()})
+    files = [file for file in engine_files() if model not in DENSE or file.stem != "convolution"]
+    return content_key({str(file.relative_to(root)): code(file) for file in files})
 
 
 @cache

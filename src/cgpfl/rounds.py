@@ -23,7 +23,7 @@ from cgpfl.clients import (
     Streams,
     host_generator,
 )
-from cgpfl.models import Net
+from cgpfl.nets import Net
 
 if TYPE_CHECKING:
     from cgpfl.simulation import Simulation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cgpfl.clients import Batch
-from cgpfl.models import DenseStack, Layer, Net, Rows, add_factors
+from cgpfl.nets import DenseStack, Layer, Net, Rows, add_factors
 
 
 def sgd_step(net: Net, w: Rows, batch: Batch, lr: Tensor, l2: Tensor | None) -> None:

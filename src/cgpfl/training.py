@@ -75,7 +75,7 @@ class Training:
             "params": run.params,
             "seed": run.seed,
             **{name: self.settings[name] for name in results.SETTINGS},
-            "engine": results.engine_hash(),
+            "engine": results.engine_hash(self.job.model),
             **({"own": own} if own else {}),
         }
 

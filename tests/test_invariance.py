@@ -295,3 +295,12 @@ def test_samples_of_one_seed_may_be_scaled_otherwise_than_anothers(dtype, other)
         runs = [run for run, row in both.runs.iterrows() if row["seed"] == seed]
         for at, run in enumerate(runs):
             assert_same_run(alone, at, both, run)
+
+
+@pytest.mark.parametrize("channels", [(1, 1), (2, 1), (2, 3)])
+def test_threads_do_not_matter_where_few_features_reach_the_dense_layers(channels):
+    """With three threads, four clients are blocks of two and of one."""
+    data = toy.clients(0, contexts=(0, 1, 2, 0), shape=(17, 19), sizes=(30,))
+    args = {"model": "cnn", "model_args": {"channels": channels, "hidden": 33}, "batch_size": 20, "rounds": 2}
+    one, three = (simulated("fedavg", data, [0], **args, params={"l2": 0.0}, threads=threads) for threads in (1, 3))
+    assert_same_run(one, 0, three, 0)

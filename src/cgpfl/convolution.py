@@ -46,7 +46,7 @@ class ConvStack(Net):
         traces = [self._forward(p, x) for p, x in zip(own, batch.x, strict=True)]
         features = Batch(torch.stack([trace[-1] for trace in traces]), batch.y, batch.weight)
         factors = self.tail.gradient(tail, features, scale)
-        errors = torch.bmm(factors[0][0].mT, tail.parts[0][0])
+        errors = _passed_back(factors[0][0], tail.parts[0][0])
         front = [self._backward(*row) for row in zip(own, traces, errors, strict=True)]
         return front, factors
 
@@ -102,6 +102,13 @@ class ConvStack(Net):
                     error, trace[at], *_pooling(layer), trace[at + 1]
                 )
         return gradients[::-1]
+
+
+def _passed_back(error: Tensor, weight: Tensor) -> Tensor:
+    """The error [rows, n, inputs] at the inputs of a layer, from that at its outputs [rows, outputs, n]."""
+    if weight.shape[2] == 1:  # a product with a vector, whose last digits depend on how many there are
+        return (error * weight).sum(1).unsqueeze(2)
+    return torch.bmm(error.mT, weight)
 
 
 def _pooling(layer: nn.Module) -> tuple[Any, ...]:

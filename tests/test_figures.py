@@ -258,6 +258,19 @@ def test_accuracy_by_contexts(frames):
     assert stars[0].get_ydata()[1] == pytest.approx(100 * rows["accuracy"].iloc[-1])
 
 
+def test_lines_and_stars_beside_the_sweep_are_of_its_seeds(frames):
+    sweep = frames.runs[frames.runs["seed"] != 2]
+    panel = figures.accuracy_by_contexts(sweep, frames.table1, frames.history).axes[0]
+    runs = frames.table1.query("dataset == 'mnist' and model == 'mlr' and method == 'pfedme' and seed != 2")["run"]
+    rows = frames.history[frames.history["run"].isin(runs) & frames.history["headline"]]
+    finals = 100 * rows.groupby("run")["accuracy"].last()
+    assert panel.lines[2].get_ydata()[0] == pytest.approx(finals.mean())
+    band = panel.patches[1]
+    assert (band.get_y(), band.get_height()) == pytest.approx((finals.mean() - finals.std(), 2 * finals.std()))
+    stars = [line for line in panel.lines if line.get_marker() == "*"]
+    assert [list(star.get_xdata()) for star in stars] == [[5]]
+
+
 def test_accuracy_by_contexts_marks_values_that_diverged(frames):
     history = frames.history.copy()
     history.loc[history["run"].isin(frames.runs.query("contexts == 9 and seed == 0")["run"]), "diverged"] = True
@@ -434,10 +447,12 @@ def test_accuracy_by_samples_has_the_studies_of_nothing_but_data():
 
 def test_accuracy_by_partition_has_a_group_for_each_scheme():
     changes = {"main": ("", 100.0), "mixed": ("partition.groups=5, partition.scheme=contexts", 90.0)}
-    figure = figures.accuracy_by_partition(make_studies(changes | {"eta": ("params.eta=0.1", 100.0)}))
+    studies = make_studies(changes | {"eta": ("params.eta=0.1", 100.0)})
+    more = make_studies({"all": ("", 100.0)}, methods=("cgpfl[contexts=10]",))  # the main experiment, but for its name
+    figure = figures.accuracy_by_partition(pd.concat([studies, more, more.assign(dataset="digits")]))
     [panel] = figure.axes
     assert [label.get_text() for label in panel.get_xticklabels()] == ["main", "mixed"]
-    assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]"]
+    assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]", "cgpfl[contexts=10]"]
     assert "Nothing to draw" in text_of(figures.accuracy_by_partition(make_studies({"main": ("", 100.0)})))
 
 

@@ -469,3 +469,13 @@ def test_the_range_of_mu_that_chooses_the_same():
     assert 1 / 0.6 <= row["mu_from"] < 1.15 / 0.6
     assert 5 / 1.15 < row["mu_to"] <= 5
     assert tables.choice_by_mu(runs[:0], HEURISTIC[:0]).empty
+
+
+def test_the_papers_numbers_may_be_compared_with_any_lambda(tmp_path):
+    path = tmp_path / "paper.csv"
+    path.write_text("method,dataset,model,lambda,accuracy\npFedMe (PM),MNIST,MLR,12,90.0\n")
+    run = {"dataset": "mnist", "model": "mlr", "method": "pfedme", "lam": 5}
+    [fixed], [free] = tables.read_paper(path), tables.read_paper(path, any_lam=True)
+    assert not fixed.matches(run)
+    assert free.matches(run)
+    assert free.accuracy == 90.0

@@ -85,6 +85,7 @@ LOOKS: Mapping[str, Look] = {
 """The look of each method that a figure draws."""
 CROSS: Mapping[str, Any] = {"marker": "X", "color": "white", "mec": BLACK, "ms": 6, "ls": "", "zorder": 6}
 """A seed has diverged."""
+BAND = 0.18  # opacity of one standard deviation
 CRITERION = Look("0.6", (0, (1, 1)), "")
 STAR: Mapping[str, Any] = {"marker": "*", "color": BLUE, "mec": BLACK, "mew": 0.5, "ms": 10}
 """The number of contexts that cgpfl_heur chose."""
@@ -180,9 +181,10 @@ def accuracy_by_contexts(
 
     `sweep`: the runs that vary `contexts`. `heuristic`: the criterion e(K) of cgpfl_heur, drawn in grey on an axis of
     its own. `table1`: the runs of Table 1, which give a star for each K that cgpfl_heur chose (mean over
-    the seeds that chose it) and lines for cgpfl_oracle and pfedme.
+    the seeds that chose it) and lines for cgpfl_oracle and pfedme, with bands; only the seeds of the sweep count.
     """
     sweep = sweep[sweep["method"] == "cgpfl"]
+    table1 = table1[table1["seed"].isin(sweep["seed"])]
     if sweep.empty:
         return note("Nothing to draw: figure 3a needs a sweep of cgpfl over contexts.")
     rows = _final(sweep.assign(label=[tables.without(label, "contexts") for label in sweep["label"]]), history)
@@ -197,7 +199,9 @@ def accuracy_by_contexts(
         _curves(panel, _of(rows, pair), "final", curves, x="contexts")
         for label, look in lines.items():
             own = _of(others[others["label"] == label], pair)
-            panel.axhline(own["final"].mean(skipna=False), color=look.colour, ls=look.line)
+            mean, std = own["final"].mean(skipna=False), own["final"].std()
+            panel.axhline(mean, color=look.colour, ls=look.line)
+            panel.axhspan(mean - std, mean + std, color=look.colour, alpha=BAND, lw=0)
         if len(criteria):
             right = panel.twinx()
             _curve(right, _of(criteria, pair), "e", CRITERION, x="contexts")
@@ -418,9 +422,11 @@ def accuracy_by_partition(studies: pd.DataFrame) -> Figure:
 def _of_studies(studies: pd.DataFrame, changes: str) -> pd.DataFrame:
     """The rows of BASELINES' headline models in the studies whose changes match, one for each setting of the study.
 
-    Of studies that change the same the first counts, for a method: the main experiment before those equal to it.
+    Of studies that change the same the first counts, for a method: the main experiment before those equal to it, whose
+    rows count as its own.
     """
     studies = studies.fillna({"changes": ""})
+    studies = studies.assign(study=studies["study"].where(studies["changes"] != "", "main"))
     studies = studies[studies["changes"].str.fullmatch(changes)]
     rows = studies.drop_duplicates(["changes", "dataset", "model", "method"])
     rows = rows.assign(label=rows["method"], method=rows["method"].str.partition("[")[0])
@@ -609,7 +615,7 @@ def _band(panel: Axes, mean: pd.Series, std: pd.Series, look: Look, position: in
         markevery=every,
     )
     if std.notna().any():
-        panel.fill_between(mean.index, mean - std, mean + std, color=look.colour, alpha=0.18, lw=0)
+        panel.fill_between(mean.index, mean - std, mean + std, color=look.colour, alpha=BAND, lw=0)
 
 
 def _crosses(panel: Axes, mean: pd.Series, look: Look, x: str) -> None:

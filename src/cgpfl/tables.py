@@ -15,7 +15,7 @@ no final accuracy: the row's final mean is then empty rather than a mean over th
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,23 @@ class PaperResult:
         return same and all(run.get(name) == value for name, value in self.params.items())
 
 
-def read_paper(path: Path | str) -> tuple[PaperResult, ...]:
+def read_paper(path: Path | str, any_lam: bool = False) -> tuple[PaperResult, ...]:
     """The paper's numbers from a CSV of `method,dataset,model,lambda,accuracy` (names as printed, percent).
 
-    An empty lambda stands for a method without one. Raises UserError for a column that is missing or a name
-    that has no counterpart here.
+    With `any_lam` they are compared with runs of any lambda, as for methods that are tuned. An empty lambda stands
+    for a method without one. Raises UserError for a column that is missing or a name that has no counterpart here.
     """
     table = pd.read_csv(path)
     if missing := {"method", "dataset", "model", "lambda", "accuracy"} - set(table.columns):
         raise UserError(
             f"{path}: column {sorted(missing)[0]!r} is missing; needed are method, dataset, model, lambda and accuracy."
         )
-    return tuple(_paper_result(path, row) for row in _records(table))
+    found = tuple(_paper_result(path, row) for row in _records(table))
+    return tuple(replace(each, params=_without_lam(each.params)) for each in found) if any_lam else found
+
+
+def _without_lam(params: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in params.items() if name != "lam"}
 
 
 def _paper_result(path: Path | str, row: Mapping[str, Any]) -> PaperResult:

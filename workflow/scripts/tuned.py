@@ -12,7 +12,7 @@ name = snakemake.config["name"]
 output = snakemake.output
 with job_log(snakemake.log[0]):
     frames = results.read(snakemake.params.runs)
-    table = tables.table1(frames["runs"], frames["history"], tables.read_paper(snakemake.input.paper))
+    table = tables.table1(frames["runs"], frames["history"], tables.read_paper(snakemake.input.paper, any_lam=True))
     tables.write_csv(table, output.table)
     choices = [pd.read_csv(file, dtype={"value": str}) for file in snakemake.input.choices]
     tables.write_csv(pd.concat(choices, ignore_index=True), output.choices)

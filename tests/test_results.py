@@ -184,12 +184,31 @@ def test_the_key_of_files_is_that_of_their_contents(tmp_path):
     assert results.file_key([one / "table.csv"]) != results.file_key([other / "table.csv"])
 
 
-def test_the_cost_of_a_run_adds_up_its_benchmarks(tmp_path):
-    for name, seconds, memory in (("train/a/b", 60, 900), ("train/a/c", 30, 1000), ("studies/x/train/a", 9, 50)):
+def test_the_cost_of_training_is_that_of_its_runs_each_counted_once(tmp_path):
+    store = results.Store(tmp_path / "store")
+    machine = {"processor": "p", "cores": 2}
+    made = {"a": {**machine, "peak_mb": 900.0}, "b": {**machine, "peak_mb": 950.0}, "c": {"processor": "x86_64"}}
+    for key, about in made.items():
+        store.add(results.Stored(key, {}, about, {}))
+    main = pd.DataFrame(
+        {"run": ["a", "b", "c"], "parts": [["table1", "lam"], ["table1"], ["lam"]], "seconds": [60, 30, 7]}
+    )
+    study = pd.DataFrame({"run": ["a", "d"], "parts": [["table1"], ["table1"]], "seconds": [60, 5]})
+    table = results.cost_of_run({"main": main, "half": study}, store, tmp_path / "none")
+    assert table.columns.tolist() == results.COST
+    assert table[["part", "runs", "wall_s"]].to_numpy().tolist() == [["table1", 2, 90], ["lam", 1, 7], ["half", 1, 5]]
+    assert table["peak_mb"].fillna(0).tolist() == [950, 0, 0]
+    assert table["processor"].fillna("").tolist() == ["p", "x86_64", ""]
+    assert table["cores"].fillna(0).tolist() == [2, 0, 0]
+
+
+def test_the_cost_of_other_rules_adds_up_their_benchmarks(tmp_path):
+    taken = {"data": (8, 50), "partition/a": (60, 900), "studies/x/partition/a": (30, 1000), "studies": (2, "-"),
+             "train/a": (9, 9), "studies/x/train/a": (9, 9)}  # fmt: skip
+    for name, (seconds, memory) in taken.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.tsv").write_text(f"s\tmax_rss\n{seconds}\t{memory}\n")
-    (tmp_path / "studies.tsv").write_text("s\tmax_rss\n2\t-\n")
-    table = results.cost_of_run(tmp_path)
-    assert table.columns.tolist() == ["part", "jobs", "wall_s", "longest_s", "peak_mb"]
-    assert table.iloc[:2].to_numpy().tolist() == [["train", 2, 90, 60, 1000], ["x: train", 1, 9, 9, 50]]
-    assert table.iloc[2]["part"] == "studies"
+    runs = pd.DataFrame({"run": [], "parts": [], "seconds": []})
+    table = results.cost_of_run({"main": runs}, results.Store(tmp_path / "store"), tmp_path)
+    rows = table[["part", "jobs", "wall_s", "longest_s", "peak_mb"]].fillna(0).to_numpy().tolist()
+    assert rows == [["partition", 2, 90, 60, 1000], ["data", 1, 8, 8, 50], ["studies", 1, 2, 2, 0]]

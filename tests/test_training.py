@@ -1,5 +1,7 @@
 """A training job: trains what the store lacks, keeps it at once, gathers what was asked for in its order."""
 
+import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -86,7 +88,10 @@ def test_runs_come_with_their_labels_and_what_they_are_made_by(digits, tmp_path)
     [(label, run)] = job.labelled(store, job.keys)
     assert label == "fedavg"
     assert run.facts["seed"] == 0
-    assert {"commit", "python", "torch", "device", "threads", "finished"} <= set(run.made)
+    assert {"commit", "python", "torch", "device", "threads", "processor", "finished"} <= set(run.made)
+    assert run.made["cores"] == os.cpu_count()
+    if sys.platform != "win32":
+        assert 50 < run.made["peak_mb"] < 50_000  # in MB: Python with torch
     assert results.content_key(run.facts) == run.key
 
 

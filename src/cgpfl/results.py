@@ -23,6 +23,7 @@ import pandas as pd
 from cgpfl.errors import UserError
 from cgpfl.files import replacing
 from cgpfl.imports import sources
+from cgpfl.tables import MAIN
 
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "runs": {"run": "str", "seed": "int64"},
@@ -185,6 +186,12 @@ class Store:
                 f"The stored run {folder} is damaged ({error}); delete that folder and run again."
             ) from None
 
+    def made(self, key: str) -> dict[str, Any]:
+        """How a run was made; empty for one that is not there."""
+        if key not in self:
+            return {}
+        return json.loads((self.root / key / "run.json").read_text(encoding="utf-8"))["made"]
+
 
 def _read_frame(path: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(path) if path.is_file() else _empty(name)
@@ -194,21 +201,69 @@ def _empty(name: str) -> pd.DataFrame:
     return pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in COLUMNS[name].items()})
 
 
-def cost_of_run(folder: Path) -> pd.DataFrame:
-    """What each part of an experiment took, from Snakemake's benchmark files in a folder.
+COST = ["part", "runs", "jobs", "wall_s", "longest_s", "peak_mb", "processor", "cores"]
 
-    A part is a rule, or `<study>: <rule>`: number of `jobs`, `wall_s` of all and `longest_s` of one in seconds,
-    `peak_mb` memory (resident, MB) of the largest; slowest part first. Jobs run side by side add up in `wall_s`. A job
-    that found its runs in the store counts with the time of that.
+
+def cost_of_run(runs: Mapping[str, pd.DataFrame], store: Store, benchmarks: Path) -> pd.DataFrame:
+    """What each part of an experiment took, columns COST: its training, then its other rules, slowest first.
+
+    Training, a row for each of Table 1, sweeps, studies and `tuned`: number of `runs` and their `wall_s` as measured
+    when they were trained, whether or not they have been read from the store since. A run that several parts have
+    counts for the first. A batch's time is spread equally over its runs. As far as the store knows: `peak_mb`, the
+    largest resident memory (MB) of a process by the time it kept a run of the part; `processor` and `cores` that most
+    runs had.
+
+    Other rules, from Snakemake's benchmark files, studies together: number of `jobs`, `wall_s` of all and `longest_s`
+    of one, `peak_mb` of the largest. What tuning tried has no frames here, so rule `tune` is among these: with its
+    last jobs, which read from the store what it had, and with the runs of `tuned`.
+
+    Times are in seconds; those of jobs side by side add up.
+
+    Args:
+        runs: frame `runs` of the main experiment under MAIN, of the studies and `tuned` under their names.
+        store: where these runs are kept. benchmarks: the folder of the benchmark files.
     """
+    return pd.concat([_cost_of_training(runs, store), _cost_of_rules(benchmarks)], ignore_index=True).reindex(
+        columns=COST
+    )
+
+
+def _cost_of_training(runs: Mapping[str, pd.DataFrame], store: Store) -> pd.DataFrame:
+    frames = [
+        frame.assign(part=[parts[0] for parts in frame["parts"]] if name == MAIN else name)
+        for name, frame in runs.items()
+    ]
+    rows = pd.concat(frames)[["run", "part", "seconds"]].drop_duplicates("run").reset_index(drop=True)
+    made = pd.DataFrame([store.made(key) for key in rows["run"]]).reindex(columns=["peak_mb", "processor", "cores"])
+    return (
+        rows.join(made)
+        .groupby("part", sort=False)
+        .agg(
+            runs=("run", "size"),
+            wall_s=("seconds", "sum"),
+            peak_mb=("peak_mb", "max"),
+            processor=("processor", _most_frequent),
+            cores=("cores", _most_frequent),
+        )
+        .round(1)
+        .reset_index()
+    )
+
+
+def _most_frequent(values: pd.Series) -> Any:
+    found = values.mode()
+    return None if found.empty else found.iloc[0]
+
+
+def _cost_of_rules(folder: Path) -> pd.DataFrame:
     rows = []
     for file in sorted(folder.rglob("*.tsv")):
         own = file.relative_to(folder).with_suffix("").parts
-        study, rule = (f"{own[1]}: ", own[2]) if own[0] == "studies" and len(own) > 1 else ("", own[0])
+        rule = own[2] if own[0] == "studies" and len(own) > 1 else own[0]
         taken = pd.read_csv(file, sep="\t", na_values="-").iloc[-1]
-        rows.append({"part": study + rule, "wall_s": taken["s"], "peak_mb": taken["max_rss"]})
-    jobs = pd.DataFrame(rows, columns=["part", "wall_s", "peak_mb"]).groupby("part")
-    table = jobs.agg(
+        rows.append({"part": rule, "wall_s": taken["s"], "peak_mb": taken["max_rss"]})
+    rules = pd.DataFrame([row for row in rows if row["part"] != "train"], columns=["part", "wall_s", "peak_mb"])
+    table = rules.groupby("part").agg(
         jobs=("wall_s", "size"), wall_s=("wall_s", "sum"), longest_s=("wall_s", "max"), peak_mb=("peak_mb", "max")
     )
     return table.sort_values("wall_s", ascending=False, kind="stable").round(1).reset_index()

@@ -5,7 +5,10 @@ The engine knows nothing of files, the store nothing of engines; this is where t
 
 import ctypes
 import hashlib
+import os
 import platform
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +123,8 @@ class Training:
             stored = [missing[spec] for spec in result.runs["spec"]]
             for row, key in enumerate(stored):
                 run = runs[missing.index(key)]
-                store.add(Stored(key, self.facts(run), {**made, "finished": _now()}, _frames(result, row, key)))
+                about = {**made, **_peak_memory(), "finished": _now()}
+                store.add(Stored(key, self.facts(run), about, _frames(result, row, key)))
             on_stored(stored)
             release_memory()
 
@@ -180,8 +184,30 @@ def _origin() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.platform(),
-        "processor": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
     }
+
+
+def _processor() -> str:
+    """The processor's model where the system tells it, else its architecture."""
+    if sys.platform == "linux":
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        return found[1] if found else platform.machine()
+    if sys.platform == "darwin":
+        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        return told.stdout.strip() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _peak_memory() -> dict[str, float]:
+    """The largest resident memory of this process so far, in MB; nothing on Windows, which does not tell."""
+    if sys.platform == "win32":
+        return {}
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
+    return {"peak_mb": round(peak / 2**20 if sys.platform == "darwin" else peak / 2**10, 1)}
 
 
 def _now() -> str:

@@ -125,8 +125,10 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
     claims = pd.read_csv(home / "claims.csv").set_index("id")["verdict"]
     assert claims["cgpfl[contexts=4] > fedavg, shared"] == "not tested"
     assert (home / "claims.md").read_text().startswith(f"{len(claims)} claims: ")
-    parts = set(pd.read_csv(home / "tables/cost_of_run.csv")["part"])
-    assert {"train", "tune", "half: train", "figures"} <= parts
+    cost = pd.read_csv(home / "tables/cost_of_run.csv").set_index("part")
+    assert {"table1", "lam", "half", "tune", "figures"} <= set(cost.index)
+    assert "same" not in cost.index  # its runs are the main experiment's
+    assert cost.loc["half", "runs"] == 1
     for name in (
         "samples",
         "partitions",

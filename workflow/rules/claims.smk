@@ -36,15 +36,16 @@ rule claims:
 
 rule cost_of_run:
     input:
-        [
-            f"<results>/{folder}runs/{job}/runs.parquet"
-            for folder, jobs in JOBS.items()
-            for job in jobs
-        ],
         rules.tuned.output if experiment.tune else [],
         rules.tables.output,
         rules.figures.output,
         rules.claims.output,
+        runs=[
+            f"{folder}/runs.parquet"
+            for folders in ALL_RUNS.values()
+            for folder in folders
+        ],
+        source=SOURCE / "results.py",
     output:
         report(
             "<results>/tables/cost_of_run.csv",
@@ -58,6 +59,8 @@ rule cost_of_run:
         "<results>/benchmarks/cost_of_run.tsv"
     conda:
         "../../environment.yml"
+    params:
+        runs=ALL_RUNS,
     message:
         "Adding up what the parts took."
     script:

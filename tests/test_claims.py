@@ -158,8 +158,8 @@ def frames(finals=FINALS, sweep=(1, 2, 4, 8), seeds=range(6), lams=(11, 12)):
                     "round": t,
                     "moved": math.nan if t == 1 else 0.5 * (t < 9),
                     "kmeans_iterations": 9 if t < 9 else 2,
-                    "between": 10 if t <= 75 else 11,
-                    "within": 30 if t <= 50 else 4,
+                    "between": 10.0 if t <= 75 else 11.0,
+                    "within": 30.0 if t <= 50 else 4.0,
                 }
                 for t in range(1, 101)
             ]
@@ -295,6 +295,37 @@ def test_local_copies_are_compared_with_local_copies():
     found = told(own)
     assert found["cgpfl[contexts=4] > pfedme, local copies"][0] == FAILS
     assert found["cgpfl[contexts=4] > pfedme, shared"][0] == HOLDS
+
+
+def test_contexts_learned_after_the_first_tenth_are_late(monkeypatch):
+    monkeypatch.setitem(LEARNED_AT, "cgpfl_heur", 11)
+    assert told(frames())["cgpfl_heur: contexts learned"][0] == FAILS
+
+
+def test_distances_that_shrink_are_not_stable():
+    own = frames()
+    own["clustering"].loc[own["clustering"]["round"] > 75, ["between", "within"]] = [5.0, 3.9]
+    expected = (PARTLY, "mnist/mlr between -50.0%; mnist/mlr within -2.5%")
+    assert told(own)["distances become stable"] == expected
+
+
+def test_speed_by_number_of_contexts():
+    own = frames()
+    reached = {
+        1: 100,
+        2: 80,
+        4: 40,
+        8: 20,
+    }  # log2 of 100 by these: 0.32, 1.32, 2.32, against log2 sqrt(K) of .5, 1, 1.5
+    runs = own["runs"][own["runs"]["method"] == "cgpfl"].set_index("run")["contexts"]
+    at = own["history"]["run"].map(runs).map(reached)
+    own["history"].loc[at.notna(), "accuracy"] = (0.5 + 0.4 * (own["history"]["round"] >= at))[at.notna()]
+    found = told(own)
+    numbers = [f"mnist/mlr K={k} +{speed} (6 of 6 seeds, p 0.016)" for k, speed in ((2, 0.32), (4, 1.32), (8, 2.32))]
+    assert found["faster with K"] == (HOLDS, "; ".join(numbers))
+    verdict, text = found["faster by sqrt(K)"]
+    assert (verdict, text.split("; ")[0]) == (PARTLY, "mnist/mlr K=2 +0.32 (0 of 6 seeds, p 1)")
+    assert text.endswith("; holds for mnist/mlr K=4, mnist/mlr K=8; the opposite holds for mnist/mlr K=2")
 
 
 def test_without_an_oracle_nobody_knows_the_true_contexts():

@@ -102,7 +102,10 @@ def home(tmp_path) -> Path:
         ),
         ("tested_models", "| `pfedme`: local instead of personal | +2.25 |"),
         ("choices", "| `pfedme` | lr 0.05, lam 5.0 |"),
-        ("verdicts", "| s | table 1 | holds | n |"),
+        (
+            "verdicts",
+            "**Table 1.** Tested: t.\n\n| claim | verdict | numbers |\n| :-- | :-- | :-- |\n| s | holds | n |",
+        ),
         ("ablation", "| `params.eta=0.01` | mnist / mlr | `pfedme` | -1.50 ± 0.25 | 2 |"),
         ("data", "| mnist / mlr | 2%, 11 samples | 80.00 ± 0.50 |\n| mnist / mlr | 100%, 11 samples | 87.00 ± 0.50 |"),
         ("partitions", "| mnist / mlr | cyclic (main) | 87.00 ± 0.50 |\n| mnist / mlr | r | 88.50 ± 0.50 |"),

@@ -7,7 +7,7 @@ rule claims:
             for folder in folders
             for frame in results.COLUMNS
         ],
-        source=[SOURCE / "claims.py", SOURCE / "tables.py"],
+        source=[SOURCE / "claims.py", SOURCE / "tables.py", SOURCE / "partition.py"],
     output:
         table=report(
             "<results>/claims.csv",

@@ -26,7 +26,7 @@ run: env
 	snakemake --cores $(CORES)
 
 test: env
-	python -m pytest
+	python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 lint: env
 	ruff check .

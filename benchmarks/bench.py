@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ from report import markdown
 from cgpfl.models import build_model
 from cgpfl.runs import single_threaded_ops
 from cgpfl.tracking import commit
+from cgpfl.training import processor
 
 PROFILED = (("fedavg", "mlr"), ("cgpfl", "mlr"), ("fedavg", "dnn"), ("cgpfl", "dnn"))
 SWEPT = (1, 3, 9, 45)
@@ -110,9 +110,10 @@ def main() -> None:
     if args.out is None:
         args.out = Path(tempfile.mkdtemp()) if args.quick else Path(__file__).parent / "results"
     wanted = set(args.only)
+    name = processor()
     found: dict[str, Any] = {
-        "machine": f"{_slug(_processor())}-{os.cpu_count()}-cores",
-        "processor": _processor(),
+        "machine": f"{_slug(name)}-{os.cpu_count()}-cores",
+        "processor": name,
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
@@ -152,14 +153,6 @@ def main() -> None:
 
 def _slug(name: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split()[:4])
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from engine import Engine, client_data, timed
@@ -89,7 +90,10 @@ def tracking(result: Result) -> float:
     from cgpfl import tracking
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder, tracker(f"sqlite:///{Path(folder) / 'mlflow.db'}"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, MLFLOW_TRACKING_URI=f"sqlite:///{folder}/mlflow.db"),
+    ):
         tracking.prepare("bench")
         start = time.perf_counter()
         log = tracking.TrainingLog("bench", "bench", "bench", "bench")
@@ -103,19 +107,6 @@ def _stored(result: Result, run: int) -> results.Stored:
     frames = {name: frame[frame["run"] == run] for name in results.COLUMNS for frame in [getattr(result, name)]}
     params = {"lr": 0.005, "lam": 12.0}
     return results.Stored(f"{run:016}", {**facts, "params": params, "seed": run}, {"commit": "bench"}, frames)
-
-
-@contextmanager
-def tracker(address: str) -> Iterator[None]:
-    """MLFLOW_TRACKING_URI for as long as the block runs."""
-    before = os.environ.get("MLFLOW_TRACKING_URI")
-    os.environ["MLFLOW_TRACKING_URI"] = address
-    try:
-        yield
-    finally:
-        del os.environ["MLFLOW_TRACKING_URI"]
-        if before is not None:
-            os.environ["MLFLOW_TRACKING_URI"] = before
 
 
 def shares(model: str, method: str, rounds: int, seeds: int) -> dict[str, float]:

@@ -110,6 +110,9 @@ def test_a_damaged_run_is_named(tmp_path):
     (tmp_path / "a" / "history.parquet").write_bytes(b"half")
     with pytest.raises(UserError, match=r"The stored run .*a is damaged .*delete that folder and run again"):
         store.get("a")
+    (tmp_path / "a" / "run.json").write_text("half")
+    with pytest.raises(UserError, match=r"The stored run .*a is damaged .*delete that folder and run again"):
+        store.made("a")
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path):

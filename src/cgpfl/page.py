@@ -238,9 +238,8 @@ def _nearest_change(studies: pd.DataFrame, row: Mapping[str, Any]) -> str:
 def tested_models(home: Path) -> str:
     """What testing another of a method's models makes of its accuracy."""
     table = _table(home, "tables/table1.csv")
-    keys = ["dataset", "model", "method"]
-    headline = tables.headline_rows(table)[[*keys, "tested", "final_mean"]]
-    both = table.merge(headline, on=keys, suffixes=("", "_headline"))
+    headline = tables.headline_rows(table)[[*CELL, "tested", "final_mean"]]
+    both = table.merge(headline, on=CELL, suffixes=("", "_headline"))
     both = both[both["tested"] != both["tested_headline"]]
     gaps = (both["final_mean"] - both["final_mean_headline"]).map(_signed)
     names = "`" + both["method"] + "`: " + both["tested"] + " instead of " + both["tested_headline"]

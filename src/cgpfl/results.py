@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -174,23 +175,32 @@ class Store:
 
         Raises KeyError for one that is not there, and UserError for one that cannot be read.
         """
-        folder = self.root / key
         if key not in self:
             raise KeyError(key)
-        try:
-            about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        with self._opened(key) as (folder, about):
             frames = {name: _read_frame(folder / f"{name}.parquet", name) for name in COLUMNS}
             return Stored(key, about["facts"], about["made"], frames)
+
+    def made(self, key: str) -> dict[str, Any]:
+        """How a run was made; empty for one that is not there.
+
+        Raises UserError for one that cannot be read.
+        """
+        if key not in self:
+            return {}
+        with self._opened(key) as (_, about):
+            return about["made"]
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """A run's folder and what its run.json says; what cannot be read inside is a UserError."""
+        folder = self.root / key
+        try:
+            yield folder, json.loads((folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"The stored run {folder} is damaged ({error}); delete that folder and run again."
             ) from None
-
-    def made(self, key: str) -> dict[str, Any]:
-        """How a run was made; empty for one that is not there."""
-        if key not in self:
-            return {}
-        return json.loads((self.root / key / "run.json").read_text(encoding="utf-8"))["made"]
 
 
 def _read_frame(path: Path, name: str) -> pd.DataFrame:

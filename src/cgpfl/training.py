@@ -121,9 +121,9 @@ class Training:
 
         def keep(result: Result) -> None:
             stored = [missing[spec] for spec in result.runs["spec"]]
+            about = {**made, **_peak_memory(), "finished": _now()}
             for row, key in enumerate(stored):
                 run = runs[missing.index(key)]
-                about = {**made, **_peak_memory(), "finished": _now()}
                 store.add(Stored(key, self.facts(run), about, _frames(result, row, key)))
             on_stored(stored)
             release_memory()
@@ -184,15 +184,16 @@ def _origin() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's model where the system tells it, else its architecture."""
-    if sys.platform == "linux":
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
         return found[1] if found else platform.machine()
     if sys.platform == "darwin":
         told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)

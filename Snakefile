@@ -49,11 +49,11 @@ CHANGES = {
     )
     for name, study in experiment.loaded_studies.items()
 }
-# Jobs with rows of Table 1, which tuning is for, and the folders of their tuned runs.
-JOBS_OF_TABLE1 = [
-    f"{job.dataset}/{job.model}/{job.method}" for job in experiment.jobs_of_table1
+# Jobs that are tuned, and the folders of their tuned runs.
+TUNED_JOBS = [
+    f"{job.dataset}/{job.model}/{job.method}" for job in experiment.tuned_jobs
 ]
-TUNED = [f"results/{experiment.name}/tuned/runs/{job}" for job in JOBS_OF_TABLE1]
+TUNED = [f"results/{experiment.name}/tuned/runs/{job}" for job in TUNED_JOBS]
 ALL_RUNS = {**RUNS, **({"tuned": TUNED} if experiment.tune else {})}
 PARTITIONS = [
     f"{folder}partitions/{dataset.name}/seed{seed}"

@@ -126,10 +126,17 @@ def test_tuning_has_the_grids_of_the_types_unless_told_otherwise():
     given = load(small(tune={"grids": {"cgpfl": {"lam": [1, 2]}}, "rounds": 7}))
     assert given.tuning("cgpfl") == {"grid": {"lam": [1, 2]}, "seeds": [0], "rounds": 7, "validation": 0.2}
     assert given.tuning("local")["grid"] == experiment.GRIDS["local"]
-    assert [job.method for job in given.jobs_of_table1] == ["local", "cgpfl", "cgpfl_heur"]
-    assert load(SMALL).tuning_seeds == []
+    assert [job.method for job in given.tuned_jobs] == ["local", "cgpfl", "cgpfl_heur"]
+    assert load(SMALL).tuning_seeds == load(SMALL).tuned_jobs == []
     for method, grid in experiment.GRIDS.items():
         load(small(tune={"grids": {method: {name: list(values) for name, values in grid.items()}}}))
+
+
+def test_tuning_can_be_for_some_models():
+    models = ["mlr", {"dnn": {"hidden": 4}}]
+    jobs = load(small(models=models, tune={})).tuned_jobs
+    assert [job.model for job in jobs] == ["mlr"] * 3 + ["dnn"] * 3
+    assert [job.model for job in load(small(models=models, tune={"models": ["mlr"]})).tuned_jobs] == ["mlr"] * 3
 
 
 def test_a_job_survives_the_way_through_plain_values():
@@ -183,6 +190,10 @@ WRONG = {
     "tuning's parameter": ({"tune": {"grids": {"local": {"lam": [1]}}}}, "tune.grids.local.lam: unknown parameter"),
     "tuning's value": ({"tune": {"grids": {"local": {"lr": [0]}}}}, "lr: 0 given, valid is a number above 0"),
     "no values to tune": ({"tune": {"grids": {"local": {"lr": []}}}}, r"lr is \[\]; valid is a list that is not empty"),
+    "tuning's model": (
+        {"tune": {"models": ["dnn"]}},
+        "tune.models: 'dnn' is not a model of the experiment; valid are mlr.",
+    ),
     "tuning's seeds": ({"tune": {"seeds": [1, 1]}}, "tune.seeds: 1 stands there twice"),
     "a tuned study": ({"studies": {"a": {"tune": {}}}}, "studies.a.tune: a study cannot change this"),
     "share": ({"partition": {"train_share": 0}}, r"train_share is 0; valid is a number \(above 0 and at most 1\)"),

@@ -251,6 +251,9 @@ class Tune(Section):
         None, description="seeds of the tuning; the experiment's first if not given"
     )
     rounds: Count | None = Field(None, description="rounds of the tuning; those of training if not given")
+    models: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="those of the experiment's models that methods are tuned on; all if not given"
+    )
     grids: dict[str, dict[str, Annotated[list[Scalar], Field(min_length=1)]]] = Field(
         {},
         description="by method and parameter, in the order of the search, the values to try; a method left out has "
@@ -407,9 +410,11 @@ class Experiment(Section):
         return {dataset.name: dataset for part in self.by_folder.values() for dataset in part.datasets}
 
     @property
-    def jobs_of_table1(self) -> list[Job]:
-        """The jobs with rows of Table 1, which are those that can be tuned."""
-        return [job for job in self.jobs if any(TABLE1 in run.parts for run in job.runs)]
+    def tuned_jobs(self) -> list[Job]:
+        """The jobs to tune: of those with rows of Table 1, on the models chosen for it."""
+        jobs = [job for job in self.jobs if any(TABLE1 in run.parts for run in job.runs)]
+        chosen = self.tune.models if self.tune else []
+        return [job for job in jobs if chosen is None or job.model in chosen]
 
     @property
     def tuning_seeds(self) -> list[int]:
@@ -636,6 +641,7 @@ def _check_names(experiment: Experiment) -> None:
         "methods": [entry.model_dump() for entry in experiment.methods],
     }
     unique["tune.seeds"] = experiment.tuning_seeds
+    unique["tune.models"] = (experiment.tune.models if experiment.tune else None) or []
     for name, sweep in experiment.sweeps.items():
         unique[f"sweeps.{name}.methods"] = [entry.model_dump() for entry in sweep.methods]
         unique[f"sweeps.{name}.seeds"] = sweep.seeds or []
@@ -751,7 +757,10 @@ def _check_params(experiment: Experiment) -> None:
         _check_entry(f"methods[{i}]", entry)
     entries = [*(MethodEntry.model_validate(name) for name in METHODS), *experiment.methods]
     takes = {entry.label: entry.takes for entry in entries}
-    for method, grid in (experiment.tune.grids if experiment.tune else {}).items():
+    tune = experiment.tune or Tune()
+    for model in tune.models or []:
+        _check_known("tune.models", "model of the experiment", model, [model.label for model in experiment.models])
+    for method, grid in tune.grids.items():
         _check_known("tune.grids", "method", method, takes)
         for name, values in grid.items():
             _check_param(f"tune.grids.{method}", name, values, takes[method])

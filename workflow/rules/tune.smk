@@ -51,7 +51,7 @@ rule tuned:
         ],
         choices=expand(
             "<results>/tuned/choices/{job}.csv",
-            job=JOBS_OF_TABLE1,
+            job=TUNED_JOBS,
         ),
         paper=HERE / "config/paper_table1.csv",
         source=SOURCE / "tables.py",

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, max_pool2d
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from cgpfl import UserError, build_model
+from cgpfl import UserError, build_model, convolution
 from cgpfl.clients import Batch
 from cgpfl.convolution import ConvStack
 from cgpfl.models import as_net, initial_row
@@ -250,6 +250,18 @@ def test_the_convolutional_stack_is_autograd(channels, filters, kernel, stride, 
     net = as_net(build, CPU)
     assert isinstance(net, ConvStack)
     assert_net_is(net, build(), *case(net.size, (channels, 23, 24), rows, n, 3, seed))
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (2, 2), (3, 2), (4, 5)])
+def test_of_equal_maxima_the_first_gets_the_error(sides):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 3, (4, 3, 13, 14), generator=draw).double().requires_grad_()
+    expected = max_pool2d(x, sides)
+    error = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
+    expected.backward(error)
+    of_lines, out = convolution._pooled(x.detach(), sides)
+    assert torch.equal(out, expected)
+    assert torch.equal(convolution._unpooled(error, x.detach(), of_lines, out, sides), x.grad)
 
 
 @pytest.mark.parametrize("shape", [(16, 17), (1, 16, 16), (3, 18, 16)])

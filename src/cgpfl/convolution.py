@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class ConvStack(Net):
 
     def _forward(self, parameters: list[Tensor], x: Tensor) -> list[Any]:
         """One row: what every layer of the front made of [n, *input_shape], flattened at the end; pooling also
-        leaves where each maximum was."""
+        leaves the maxima of each line or, where its windows overlap, the places of the maxima."""
         trace: list[Any] = [x.reshape(len(x), self.channels, *x.shape[-2:])]
         given = iter(parameters)
         for layer in self.front:
@@ -73,6 +74,8 @@ class ConvStack(Net):
                 trace.append(conv2d(trace[-1], next(given), next(given), layer.stride, layer.padding))
             elif isinstance(layer, nn.ReLU):
                 trace.append(torch.relu(trace[-1]))
+            elif _is_tiling(layer):
+                trace += _pooled(trace[-1], _pair(layer.kernel_size))
             else:
                 trace += reversed(torch.ops.aten.max_pool2d_with_indices(trace[-1], *_pooling(layer)))
         trace.append(trace[-1].flatten(1))
@@ -97,11 +100,47 @@ class ConvStack(Net):
                 error = torch.ops.aten.threshold_backward(error, trace[at], 0)
                 at -= 1
             else:
-                at -= 2  # behind the pooled values stand the places of the maxima
-                error = torch.ops.aten.max_pool2d_with_indices_backward(
-                    error, trace[at], *_pooling(layer), trace[at + 1]
-                )
+                at -= 2  # before the pooled values stands what pooling left
+                if _is_tiling(layer):
+                    x, of_lines, out = trace[at : at + 3]
+                    error = _unpooled(error, x, of_lines, out, _pair(layer.kernel_size))
+                else:
+                    error = torch.ops.aten.max_pool2d_with_indices_backward(
+                        error, trace[at], *_pooling(layer), trace[at + 1]
+                    )
         return gradients[::-1]
+
+
+# Pooling whose windows lie side by side, first within lines and then across them: torch's own is as slow as the
+# convolution before it.
+
+
+def _pooled(x: Tensor, sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The maxima of windows of each line of [n, channels, height, width], and of those of whole windows."""
+    of_lines = reduce(torch.maximum, _places(x, 3, sides[1]))
+    return of_lines, reduce(torch.maximum, _places(of_lines, 2, sides[0]))
+
+
+def _unpooled(error: Tensor, x: Tensor, of_lines: Tensor, out: Tensor, sides: tuple[int, int]) -> Tensor:
+    """The error at ``x``, from that at the pooled ``out``."""
+    return _handed_out(_handed_out(error, of_lines, out, 2, sides[0]), x, of_lines, 3, sides[1])
+
+
+def _handed_out(error: Tensor, x: Tensor, largest: Tensor, dim: int, side: int) -> Tensor:
+    """The error where the largest of each ``side`` numbers was, zero elsewhere; of equal ones the first has it."""
+    errors = torch.zeros_like(x) if x.shape[dim] % side else torch.empty_like(x)
+    *places, last = zip(_places(errors, dim, side), _places(x, dim, side), strict=True)
+    for place, value in places:
+        torch.mul(error, value == largest, out=place)
+        error = error - place
+    last[0].copy_(error)
+    return errors
+
+
+def _places(x: Tensor, dim: int, side: int) -> list[Tensor]:
+    """The first, second and further numbers of each whole window along a dimension, as views."""
+    whole = x.shape[dim] // side
+    return list(x.narrow(dim, 0, whole * side).unflatten(dim, (whole, side)).unbind(dim + 1))
 
 
 def _passed_back(error: Tensor, weight: Tensor) -> Tensor:
@@ -114,8 +153,11 @@ def _passed_back(error: Tensor, weight: Tensor) -> Tensor:
 def _pooling(layer: nn.Module) -> tuple[Any, ...]:
     """Kernel, stride, padding, dilation and rounding of a MaxPool2d, as torch's operator takes them."""
     assert isinstance(layer, nn.MaxPool2d)
-    sides = [[x, x] if isinstance(x, int) else list(x) for x in (layer.kernel_size, layer.stride, layer.padding)]
-    return (*sides, [1, 1], False)
+    return (*(list(_pair(x)) for x in (layer.kernel_size, layer.stride, layer.padding)), [1, 1], False)
+
+
+def _pair(sides: Any) -> tuple[int, int]:
+    return (sides, sides) if isinstance(sides, int) else tuple(sides)
 
 
 # A layer's type is compared, not asked for with isinstance: a class derived from it may compute anything.
@@ -126,6 +168,12 @@ def is_shaper(layer: nn.Module) -> bool:
     if type(layer) is nn.Unflatten:
         return layer.dim == 1 and len(layer.unflattened_size) == 2 and layer.unflattened_size[0] == 1
     return type(layer) is nn.Identity
+
+
+def _is_tiling(layer: nn.Module) -> bool:
+    """Pooling whose windows lie side by side."""
+    assert isinstance(layer, nn.MaxPool2d)
+    return _pair(layer.stride) == _pair(layer.kernel_size) and _pair(layer.padding) == (0, 0)
 
 
 def is_convolutional(layers: Sequence[nn.Module]) -> bool:

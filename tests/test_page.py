@@ -87,6 +87,9 @@ def home(tmp_path) -> Path:
     choice = {"dataset": "mnist", "model": "mlr", "method": "pfedme", "validation_accuracy": 90.0}
     write([{**choice, "parameter": "lr", "value": 0.05, "chosen": True},
            {**choice, "parameter": "lr", "value": 0.1, "chosen": False},
+           {**choice, "parameter": "lr", "value": 0.01, "chosen": False},
+           {**choice, "parameter": "eta", "value": 0.03, "chosen": True},
+           {**choice, "parameter": "eta", "value": 0.01, "chosen": False},
            {**choice, "parameter": "lam", "value": 5, "chosen": True}], "tables/tuned_choices.csv")  # fmt: skip
     return tmp_path
 
@@ -101,7 +104,7 @@ def home(tmp_path) -> Path:
             "| `pfedme` | mnist / mlr | personal | -2.00 | local +0.25 | `training.scale=unit`: +1.75, leaves -0.25 |",
         ),
         ("tested_models", "| `pfedme`: local instead of personal | +2.25 |"),
-        ("choices", "| `pfedme` | lr 0.05, lam 5.0 |"),
+        ("choices", "| `pfedme` | lr 0.05, eta 0.03*, lam 5.0 |"),
         (
             "verdicts",
             "**Table 1.** Tested: t.\n\n| claim | verdict | numbers |\n| :-- | :-- | :-- |\n| s | holds | n |",

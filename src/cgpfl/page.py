@@ -172,10 +172,15 @@ def tuning(home: Path) -> str:
 
 
 def choices(home: Path) -> str:
-    """What tuning chose."""
+    """What tuning chose, marked where it is the smallest or the largest number of several tried."""
     table = _table(home, "tables/tuned_choices.csv")
-    table = table[table["chosen"].astype(bool)]
-    return _by_pair(table, table["parameter"] + " " + table["value"].astype(str))
+    number = pd.to_numeric(table["value"], errors="coerce")
+    tried = number.groupby([table[key] for key in ("dataset", "model", "method", "parameter")])
+    smallest, largest = tried.transform("min"), tried.transform("max")
+    at_end = (number.eq(smallest) | number.eq(largest)) & smallest.lt(largest)
+    text = table["parameter"] + " " + table["value"].astype(str) + at_end.map({True: "*", False: ""})
+    chosen = table["chosen"].astype(bool)
+    return _by_pair(table[chosen], text[chosen])
 
 
 def lambdas(home: Path) -> str:

@@ -437,7 +437,8 @@ def make_studies(changes, methods=("local", "pfedme", "cgpfl[contexts=4]", "feda
 def test_accuracy_by_samples_has_the_studies_of_nothing_but_data():
     changes = {"main": ("", 100.0), "same": ("", 100.0), "few": ("partition.train_share=0.1", 10.0)}
     changes |= {"eta": ("params.eta=0.1", 100.0), "both": ("params.lr=1, partition.train_share=0.1", 10.0)}
-    figure = figures.accuracy_by_samples(make_studies(changes))
+    elsewhere = make_studies({"main": ("", 50.0)}).assign(dataset="digits")  # where no study of the data was made
+    figure = figures.accuracy_by_samples(pd.concat([make_studies(changes), elsewhere]))
     [panel] = figure.axes
     assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]"]
     assert [list(line.get_xdata()) for line in panel.lines] == [[10, 100]] * 3

@@ -161,5 +161,9 @@ def test_the_goal_is_judged_only_if_all_its_parts_were_run(home):
     table = pd.read_csv(file)
     table.assign(wall_s=table["wall_s"] / 3).to_csv(file, index=False)
     assert "is met with" in page.goal(home)
+    table2 = pd.read_csv(home / "tables/table2.csv")
+    more = table2.iloc[:1].assign(dataset="digits")
+    pd.concat([table2, more]).to_csv(home / "tables/table2.csv", index=False)
+    assert "cannot be judged yet, as Table 2 is not whole, with" in page.goal(home)
     table[table["part"] != "lam"].to_csv(file, index=False)
     assert page.build("$goal", home) == "*Missing: `tables/cost_of_run.csv with lam` has not been made yet.*"

@@ -382,7 +382,8 @@ def accuracy_by_samples(studies: pd.DataFrame) -> Figure:
     Drawn are the main experiment and the studies that change nothing but `partition.train_share`.
     """
     rows = _of_studies(studies, r"(partition\.train_share=[^,]*)?")
-    if rows["train_samples"].nunique() < 2:
+    rows = rows[rows.groupby(["dataset", "model"])["train_samples"].transform("nunique") > 1]
+    if rows.empty:
         return note("Nothing to draw: accuracy by training samples needs studies with other train_share.")
     looks = _looks(rows, BASELINES)
     figure, panels = _panels(rows, height=2.4)

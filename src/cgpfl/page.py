@@ -433,10 +433,15 @@ def goal(home: Path) -> str:
     if lacking := [part for part in parts if part not in wall.index]:
         raise _MissingError(f"tables/cost_of_run.csv with {', '.join(lacking)}")
     minutes = wall[parts].sum() / 60
-    kept = "met" if minutes / GOAL_JOBS < GOAL_MINUTES else "missed"
     pairs, seeds = len(_given(home, "datasets")) * len(_given(home, "models")), len(_given(home, "seeds"))
+    table2 = _table(home, "tables/table2.csv")
+    accuracies = tables.headline_rows(table2).groupby(_pair(table2)).size()
+    if len(accuracies) < pairs or accuracies.nunique() > 1:
+        kept = "cannot be judged yet, as Table 2 is not whole,"
+    else:
+        kept = "is met" if minutes / GOAL_JOBS < GOAL_MINUTES else "is missed"
     return (
-        f"The goal of Table 1, Table 2 and the figures in under {GOAL_MINUTES} minutes on {GOAL_JOBS} cores is {kept} "
+        f"The goal of Table 1, Table 2 and the figures in under {GOAL_MINUTES} minutes on {GOAL_JOBS} cores {kept} "
         f"with {pairs} pairs of dataset and model and {seeds} seeds: "
         f"{minutes:.0f} minutes of training, spread over {GOAL_JOBS} jobs {minutes / GOAL_JOBS:.0f}."
     )

@@ -641,7 +641,7 @@ def _check_names(experiment: Experiment) -> None:
         "methods": [entry.model_dump() for entry in experiment.methods],
     }
     unique["tune.seeds"] = experiment.tuning_seeds
-    unique["tune.models"] = (experiment.tune.models if experiment.tune else None) or []
+    unique["tune.models"] = (experiment.tune or Tune()).models or []
     for name, sweep in experiment.sweeps.items():
         unique[f"sweeps.{name}.methods"] = [entry.model_dump() for entry in sweep.methods]
         unique[f"sweeps.{name}.seeds"] = sweep.seeds or []

@@ -8,7 +8,19 @@ import pandas as pd
 import pytest
 
 from cgpfl import claims
-from cgpfl.claims import FAILS, HOLDS, PARTLY, UNTESTED, Claim, Comparison, compare, holm, judged, significant
+from cgpfl.claims import (
+    FAILS,
+    HOLDS,
+    PARTLY,
+    UNDECIDED,
+    UNTESTED,
+    Claim,
+    Comparison,
+    compare,
+    holm,
+    judged,
+    significant,
+)
 
 CLAIM = Claim("a", "b", "c", "d")
 
@@ -31,7 +43,7 @@ def test_a_comparison_is_a_one_sided_paired_t_test():
         ([1] * 5, 0, 1 / 32, 1),
         ([-1, -1, -1], 0, 1, 1 / 8),
         ([0, 0, 0], 0, 1, 1),
-        ([0, 0, 0], 0.5, 1 / 8, 1),
+        ([0, 0, 0], 0.5, 0, 1),
         ([-0.5, -0.5], 0.5, 1, 1),
         ([5], 0, math.nan, math.nan),
     ],
@@ -67,13 +79,13 @@ def comparisons(p_values):
     [
         ([0.01, 0.02], HOLDS, None),
         ([0.04] * 36, HOLDS, None),
-        ([0.03, 0.03, 0.5], FAILS, "nothing can be said: neither this nor the opposite is significant"),
+        ([0.03, 0.03, 0.5], UNDECIDED, None),
         ([0.01, 0.5], PARTLY, "holds for pair0"),
         ([0.01, 0.99], PARTLY, "holds for pair0; the opposite holds for pair1"),
-        ([0.9], FAILS, "nothing can be said: neither this nor the opposite is significant"),
+        ([0.9], UNDECIDED, None),
         ([0.96], FAILS, "the opposite holds for all"),
         ([0.96, 0.97], FAILS, "the opposite holds for all"),
-        ([0.97, 0.6], FAILS, "nothing can be said: neither this nor the opposite is significant"),  # 2 x .03
+        ([0.97, 0.6], UNDECIDED, None),  # 2 x .03
         ([0.98, 0.6], FAILS, "the opposite holds for pair0"),
         ([math.nan], UNTESTED, None),
         ([0.01, math.nan], HOLDS, None),
@@ -230,7 +242,7 @@ def verdicts():
         ("less: cgpfl[contexts=10] > local", UNTESTED),
         ("all: cgpfl[contexts=4] > local", HOLDS),
         ("all: cgpfl_oracle > local", HOLDS),
-        ("other: cgpfl[contexts=4] > pfedme", FAILS),
+        ("other: cgpfl[contexts=4] > pfedme", UNDECIDED),
         ("other: cgpfl_oracle > pfedme", HOLDS),
         ("other: cgpfl_oracle > local", HOLDS),
         ("other: cgpfl[contexts=10] > pfedme", UNTESTED),
@@ -285,7 +297,8 @@ def test_a_slower_heur_is_refuted():
 
 
 def test_an_optimum_at_an_end_is_no_inner_one():
-    assert told(frames(sweep=(4, 8)))["inner optimum of K"][0] == FAILS
+    assert told(frames(sweep=(4, 8)))["inner optimum of K"] == (UNTESTED, "")  # no K between the ends
+    assert told(frames(sweep=(4, 6, 8)))["inner optimum of K"][0] == UNDECIDED
 
 
 def test_local_copies_are_compared_with_local_copies():
@@ -300,6 +313,16 @@ def test_local_copies_are_compared_with_local_copies():
 def test_contexts_learned_after_the_first_tenth_are_late(monkeypatch):
     monkeypatch.setitem(LEARNED_AT, "cgpfl_heur", 11)
     assert told(frames())["cgpfl_heur: contexts learned"][0] == FAILS
+
+
+def test_further_settings_of_a_method_are_no_further_seeds():
+    own = frames()
+    swept = own["runs"][[parts == ["lam"] for parts in own["runs"]["parts"]]]
+    more = swept.assign(run="more" + swept["run"], label=swept["label"] + "[eta=0.01]")
+    history = own["history"][own["history"]["run"].isin(swept["run"])]
+    own["runs"] = pd.concat([own["runs"], more], ignore_index=True)
+    own["history"] = pd.concat([own["history"], history.assign(run="more" + history["run"])], ignore_index=True)
+    assert told(own) == told(frames())
 
 
 def test_distances_that_shrink_are_not_stable():
@@ -356,12 +379,13 @@ def test_the_page_counts_verdicts_and_tells_each_test_once():
     rows = [
         ("a", "table 1", "s", "t", "n", HOLDS),
         ("b", "table 1", "r", "t", "m", FAILS),
-        ("c", "d", "e", "f", "", FAILS),
+        ("c", "d", "e", "f", "", UNDECIDED),
+        ("g", "h", "i", "j", "", UNTESTED),
     ]
     assert (
         claims.to_markdown(pd.DataFrame(rows, columns=claims.COLUMNS))
         == """\
-3 claims: 1 holds, 2 does not hold.
+4 claims: 1 holds, 1 does not hold, 1 undecided, 1 not tested.
 
 **Table 1.** Tested: t.
 
@@ -374,7 +398,7 @@ def test_the_page_counts_verdicts_and_tells_each_test_once():
 
 | claim | verdict | numbers |
 | :-- | :-- | :-- |
-| e | does not hold |  |
+| e | undecided |  |
 """
     )
 
@@ -384,4 +408,5 @@ def test_the_page_is_made_of_the_table_that_is_stored(tmp_path):
     table.to_csv(tmp_path / "claims.csv", index=False)
     stored = pd.read_csv(tmp_path / "claims.csv").fillna("")
     assert claims.to_markdown(stored) == claims.to_markdown(table)
-    assert all(f"Tested: {test}." in claims.to_markdown(table) for test in table["test"])
+    tested = table[table["verdict"] != UNTESTED]["test"]
+    assert all(f"Tested: {test}." in claims.to_markdown(table) for test in tested)

@@ -122,6 +122,34 @@ def test_a_study_is_the_main_experiment_with_changes_and_without_sweeps():
     assert [job.method for job in same.jobs] == ["local", "cgpfl", "cgpfl_heur"]
 
 
+def test_settings_of_models_and_methods_that_a_study_leaves_out_do_not_stop_it(tmp_path, monkeypatch):
+    (tmp_path / "ownfl.py").write_text(
+        "from cgpfl.methods import Param\nfrom cgpfl.methods.fedavg import FedAvg\nfrom torch import nn\n"
+        "class Mine(FedAvg):\n"
+        "    name = 'mine'\n"
+        "    parameters = (*FedAvg.parameters, Param('strength', 1.0, 'a strength', low=0))\n"
+        "def net(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {
+        "models": ["mlr", "ownfl:net"],
+        "model_params": {"net": {"lr": 0.1}},
+        "params": {"strength": 2},
+        "methods": ["local", "ownfl:Mine"],
+        "sweeps": {},
+    }
+    main = load(small(**own, studies={"plain": {"models": ["mlr"], "methods": ["local"]}}))
+    assert [job.method for job in main.by_folder["studies/plain/"].jobs] == ["local"]
+
+
+def test_a_study_of_other_settings_of_a_method_is_not_the_main_experiment():
+    methods = ["local", {"pfedme": {"lr": 0.2}}, {"cgpfl": {"contexts": [2, 8]}}]
+    main = load(
+        small(methods=["local", "pfedme", {"cgpfl": {"contexts": 4}}], studies={"faster": {"methods": methods}})
+    )
+    assert main.changes(main.by_folder["studies/faster/"]) == {"methods.pfedme.lr": 0.2}
+
+
 def test_tuning_has_the_grids_of_the_types_unless_told_otherwise():
     given = load(small(tune={"grids": {"cgpfl": {"lam": [1, 2]}}, "rounds": 7}))
     assert given.tuning("cgpfl") == {"grid": {"lam": [1, 2]}, "seeds": [0], "rounds": 7, "validation": 0.2}
@@ -182,6 +210,11 @@ WRONG = {
     "a swept method twice": (
         {"sweeps": {"lam": {"methods": ["pfedme", "pfedme"], "values": [1]}}},
         "sweeps.lam.methods: 'pfedme' stands there twice",
+    ),
+    "figures of what is not run": ({"figures": ["ditto"]}, "figures: 'ditto' is not a method of the experiment"),
+    "rows that tuning would make one": (
+        {"methods": [{"pfedme": {"lr": [0.01, 0.05]}}], "tune": {}},
+        r"methods: pfedme\[lr=0.01\] is told apart by lr, which tune.grids.pfedme is to tune; set it in `params`",
     ),
     "tuning of nothing": (
         {"tune": {"grids": {"cgpf": {}}}},

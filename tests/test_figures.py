@@ -24,6 +24,7 @@ FINALS = {  # final accuracy, speed
     "cgpfl_oracle": (0.967, 6),
 }
 TRUTH = np.arange(CLIENTS) % 5
+SHOWN = ("cgpfl", "cgpfl_heur", "pfedme", "ditto", "perfedavg")
 PAIRS = [("mnist", "mlr"), ("mnist", "dnn"), ("fashion_mnist", "mlr"), ("fashion_mnist", "dnn")]
 
 
@@ -114,7 +115,7 @@ def make_frames(contexts=True, **options):
     runs = make_runs(**options)
     truth = dict.fromkeys(runs["dataset"].unique(), TRUTH) if contexts else {}
     return figures.Frames(
-        runs, make_history(runs), make_assignments(runs), make_clustering(runs), make_heuristic(runs), truth
+        runs, make_history(runs), make_assignments(runs), make_clustering(runs), make_heuristic(runs), truth, SHOWN
     )
 
 
@@ -155,7 +156,7 @@ def bands_of(panel):
 def dropped(frames, method):
     """The same frames, as if the experiment did not have this method."""
     runs = frames.runs[frames.runs["method"] != method]
-    return figures.Frames(runs, frames.history, frames.assignments, frames.clustering, frames.heuristic)
+    return replace(frames, runs=runs, contexts={})
 
 
 def diverge(frames, method, seed=1, after=25):
@@ -163,7 +164,7 @@ def diverge(frames, method, seed=1, after=25):
     history = frames.history.copy()
     runs = frames.runs[(frames.runs["method"] == method) & (frames.runs["seed"] == seed)]["run"]
     history.loc[history["run"].isin(runs) & (history["round"] > after), "diverged"] = True
-    return figures.Frames(frames.runs, history, frames.assignments, frames.clustering, frames.heuristic)
+    return replace(frames, history=history)
 
 
 def test_convergence(frames):
@@ -239,6 +240,30 @@ def test_two_settings_of_a_method_look_different(frames):
     assert (two.get_linestyle(), two.get_fillstyle()) != (eight.get_linestyle(), eight.get_fillstyle())
 
 
+def test_all_methods_are_drawn_where_none_are_chosen(frames):
+    runs = frames.table1[frames.table1["method"].isin(["fedavg", "ditto"])]
+    names = {"fedavg": "fedavg", "ditto": "my_method"}
+    runs = runs.assign(method=runs["method"].map(names), label=runs["label"].map(names))
+    for name in ("figure1", "figure3b"):
+        assert legend_of(figures.draw(name, replace(frames, runs=runs, methods=()))) == ["fedavg", "my_method"]
+
+
+def test_figure_4_is_of_the_first_seed_as_listed(frames):
+    runs = frames.runs[frames.runs["seed"].isin([1, 0])].sort_values("seed", ascending=False, kind="stable")
+    first = figures.contexts_by_client(runs, frames.assignments).axes[0]
+    only = figures.contexts_by_client(runs[runs["seed"] == 1], frames.assignments).axes[0]
+    arrays = [next(iter(panel.collections)).get_array() for panel in (first, only)]
+    np.testing.assert_array_equal(*arrays)
+
+
+def test_the_last_choice_of_k_is_drawn_where_there_are_several(frames):
+    earlier = frames.heuristic.assign(chosen=frames.heuristic["contexts"] == 9)
+    both = pd.concat([earlier, frames.heuristic.assign(round=2)])
+    chosen = figures.draw("heuristic", replace(frames, heuristic=both)).axes[0].lines[3]
+    assert sorted(chosen.get_xdata()) == [5, 6]
+    figures.draw("figure3a", replace(frames, heuristic=both))
+
+
 def test_accuracy_by_contexts(frames):
     figure = figures.draw("figure3a", frames)
     assert len(figure.axes) == 8  # four panels, and the axis of e(K) in each
@@ -280,13 +305,15 @@ def test_accuracy_by_contexts_marks_values_that_diverged(frames):
 
 
 def test_side_by_side(frames):
-    figure = figures.draw("figure3b", frames)
+    three = replace(frames, methods=("pfedme", "cgpfl", "cgpfl_heur"))
+    figure = figures.draw("figure3b", three)
     assert legend_of(figure) == ["pfedme", "cgpfl[contexts=4]", "cgpfl_heur"]
     panel = figure.axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == [" / ".join(pair) for pair in PAIRS]
     assert len(panel.texts) == 12
-    texts = [text.get_text() for text in figures.draw("figure3b", diverge(frames, "pfedme")).axes[0].texts]
+    texts = [text.get_text() for text in figures.draw("figure3b", diverge(three, "pfedme")).axes[0].texts]
     assert texts.count("diverged") == 4
+    assert len(figures.draw("figure3b", frames).axes[0].texts) == 0  # too many methods for numbers
 
 
 def test_contexts_by_client(frames):
@@ -442,7 +469,7 @@ def test_accuracy_by_samples_has_the_studies_of_nothing_but_data():
     [panel] = figure.axes
     assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]"]
     assert [list(line.get_xdata()) for line in panel.lines] == [[10, 100]] * 3
-    assert list(panel.lines[0].get_ydata()) == [82, 80]
+    assert list(panel.lines[0].get_ydata()) == [82, 81]  # a study of all data has the seeds of the other studies
     assert "Nothing to draw" in text_of(figures.accuracy_by_samples(make_studies({"main": ("", 100.0)})))
 
 
@@ -455,6 +482,12 @@ def test_accuracy_by_partition_has_a_group_for_each_scheme():
     assert [label.get_text() for label in panel.get_xticklabels()] == ["main", "mixed"]
     assert legend_of(figure) == ["local", "pfedme", "cgpfl[contexts=4]", "cgpfl[contexts=10]"]
     assert "Nothing to draw" in text_of(figures.accuracy_by_partition(make_studies({"main": ("", 100.0)})))
+
+
+def test_partitions_of_different_datasets_are_not_compared():
+    other = make_studies({"mixed": ("partition.scheme=contexts", 90.0)}).assign(dataset="digits")
+    figure = figures.accuracy_by_partition(pd.concat([make_studies({"main": ("", 100.0)}), other]))
+    assert "Nothing to draw" in text_of(figure)
 
 
 def test_the_choice_by_mu_falls_from_all_to_one_context(frames):

@@ -104,7 +104,7 @@ def home(tmp_path) -> Path:
             "| `pfedme` | mnist / mlr | personal | -2.00 | local +0.25 | `training.scale=unit`: +1.75, leaves -0.25 |",
         ),
         ("tested_models", "| `pfedme`: local instead of personal | +2.25 |"),
-        ("choices", "| `pfedme` | lr 0.05, eta 0.03*, lam 5.0 |"),
+        ("choices", "| `pfedme` | lr 0.05, eta 0.03*, lam 5 |"),
         (
             "verdicts",
             "**Table 1.** Tested: t.\n\n| claim | verdict | numbers |\n| :-- | :-- | :-- |\n| s | holds | n |",

@@ -199,10 +199,23 @@ def test_the_cost_of_training_is_that_of_its_runs_each_counted_once(tmp_path):
     study = pd.DataFrame({"run": ["a", "d"], "parts": [["table1"], ["table1"]], "seconds": [60, 5]})
     table = results.cost_of_run({"main": main, "half": study}, store, tmp_path / "none")
     assert table.columns.tolist() == results.COST
-    assert table[["part", "runs", "wall_s"]].to_numpy().tolist() == [["table1", 2, 90], ["lam", 1, 7], ["half", 1, 5]]
+    assert table[["part", "runs", "wall_s"]].to_numpy().tolist() == [
+        ["table1", 2, 90],
+        ["lam", 1, 7],
+        ["study half", 1, 5],
+    ]
     assert table["peak_mb"].fillna(0).tolist() == [950, 0, 0]
     assert table["processor"].fillna("").tolist() == ["p", "x86_64", ""]
     assert table["cores"].fillna(0).tolist() == [2, 0, 0]
+
+
+def test_joined_frames_have_every_column_that_figures_and_claims_ask_for():
+    diverged_at_once = {name: pd.DataFrame() for name in results.COLUMNS}
+    diverged_at_once["clustering"] = pd.DataFrame({"run": ["a"], "round": [1], "kmeans_iterations": [2]})
+    joined = results.join([diverged_at_once])
+    for name, columns in results.COLUMNS.items():
+        assert set(columns) <= set(joined[name].columns)
+    assert joined["clustering"]["between"].isna().all()
 
 
 def test_the_cost_of_other_rules_adds_up_their_benchmarks(tmp_path):

@@ -406,6 +406,39 @@ def test_no_runs():
     assert list(tables.table2(runs[:0].assign(lam=1.0), history).columns) == tables.TABLE2
 
 
+def test_methods_without_lambda_have_an_empty_table2():
+    runs, history = frames([run("a", method="fedavg")], curve("a", [0.5]))
+    table = tables.table2(runs[:0], history)
+    assert (list(table.columns), len(table)) == (tables.TABLE2, 0)
+
+
+def test_a_sweep_has_a_row_for_each_value():
+    runs, history = frames(
+        [
+            run("a", 0, mu=1.0, parts=["table1", "mu"]),
+            run("b", 1, mu=1.0, parts=["mu"]),
+            run("c", 0, mu=0.00001, parts=["mu"]),
+            run("d", 0, mu=1.0, mix="adaptive", label="pfedme[mix=adaptive]", parts=["mix"]),
+            run("e", 0, mu=1.0, mix=0.5, label="pfedme[mix=0.5]", parts=["mix"]),
+        ],
+        *(curve(key, [accuracy]) for key, accuracy in zip("abcde", (0.4, 0.6, 0.3, 0.7, 0.8), strict=True)),
+    )
+    table = tables.sweeps(runs, history)
+    assert list(table.columns) == tables.SWEEPS
+    assert table[["method", "parameter", "value", "n_seeds", "final_mean"]].to_numpy().tolist() == [
+        ["pfedme", "mu", 0.00001, 1, pytest.approx(30)],
+        ["pfedme", "mu", 1.0, 2, pytest.approx(50)],
+        ["pfedme", "mix", 0.5, 1, pytest.approx(80)],
+        ["pfedme", "mix", "adaptive", 1, pytest.approx(70)],
+    ]
+    assert list(tables.sweeps(runs[:1].assign(parts=[["table1"]]), history).columns) == tables.SWEEPS
+
+
+def test_small_values_of_parameters_are_written_whole(tmp_path):
+    tables.write_csv(pd.DataFrame({"value": [0.00001], "final_mean": [12.345678]}), tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == "value,final_mean\n1e-05,12.3457\n"
+
+
 def test_the_frames_are_left_as_they_were(two_seeds):
     before = [frame.copy() for frame in two_seeds]
     for table in ("table1", "table2", "fairness", "cost", "equal_gradients", "diverged"):

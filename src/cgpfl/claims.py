@@ -4,11 +4,11 @@ A statement becomes comparisons: differences between two numbers of the same dat
 initial weights and minibatch streams), each with a one-sided paired t-test over seeds at LEVEL; beside its p-value
 stands for how many seeds the difference is positive. A statement *holds* where every comparison is significant: an
 intersection-union test, whose level is that of its parts, so that p-values need no correction. Where some are not, it
-takes Holm's correction over the comparisons to say which hold: with any of them the statement holds *in part*, and
-else it *does not hold*. The same tests of the opposite, with the same correction, say for which comparisons the
-opposite holds; where neither does, nothing can be said. A statement is *not tested* where its runs are missing or
-there is one seed only. A few statements have no second number to compare with; they are judged by thresholds that
-stand in their test.
+takes Holm's correction over the comparisons to say which hold: with any of them the statement holds *in part*. The
+same tests of the opposite, with the same correction, say for which comparisons the opposite holds: with any of them,
+and none for the statement, it *does not hold*; with none of either it is *undecided*. A statement is *not tested* where
+its runs are missing or there is one seed only. A few statements have no second number to compare with; they are
+judged by thresholds that stand in their test, on a single seed too.
 
 Everything is a pure function of frames. Accuracies are final test accuracies of headline models, in percent; a run
 that diverged counts as 0. Whatever part of the runs is there is used, and every claim is always a row.
@@ -39,7 +39,8 @@ TUNED = "tuned"
 SPREAD = 1e-9
 """Differences nearer to each other than this are equal."""
 COLUMNS = ["id", "where", "statement", "test", "numbers", "verdict"]
-HOLDS, PARTLY, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "not tested"
+HOLDS, PARTLY, FAILS, UNDECIDED = "holds", "holds in part", "does not hold", "undecided"
+UNTESTED = "not tested"
 
 COMPETITORS = ("fedavg", "ifca[contexts=4]", "l2sgd", "apfl", "perfedavg", "pfedme", "ditto")
 OURS = ("cgpfl[contexts=4]", "cgpfl_heur")
@@ -66,7 +67,7 @@ SHARES = (0.9, 0.95, 0.99)
 """Of a competitor's final accuracy: the levels at which speeds are compared."""
 _SHARES = ", ".join(f"{share:.0%}" for share in SHARES)
 SLACK = 5
-"""Rounds within which two methods count as equally fast: those from one evaluation to the next."""
+"""Rounds within which two methods count as equally fast: from one evaluation to the next, in the paper's experiment."""
 SETTLED, FEW_ITERATIONS, FIRST_ROUNDS = 0.01, 5, 10
 STABLE = 0.05
 """The most by which a stable distance changes from the third to the last quarter of the rounds, of itself."""
@@ -105,10 +106,16 @@ class Claim:
 
 
 def compare(name: str, differences: Iterable[float], margin: float = 0.0) -> Comparison:
-    """Differences of paired numbers, one a seed, tested against mean > -margin, and against the opposite."""
+    """Differences of paired numbers, one a seed, tested against mean > -margin, and against the opposite.
+
+    Where both sides are the same number for every seed, as where they are one run, they are within a margin for
+    certain.
+    """
     values = np.asarray(list(differences), dtype=float)
     shifted = values + margin
-    return Comparison(name, float(values.mean()), len(values), int((shifted > 0).sum()), *_one_sided(shifted))
+    same = margin > 0 and len(values) > 1 and bool(np.abs(values).max() < SPREAD)
+    p_values = (0.0, 1.0) if same else _one_sided(shifted)
+    return Comparison(name, float(values.mean()), len(values), int((shifted > 0).sum()), *p_values)
 
 
 def _one_sided(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -146,6 +153,8 @@ def judged(claim: Claim, comparisons: Sequence[Comparison], unit: str = "") -> C
     confirmed = _names(tested, [each.p for each in tested])
     refuted = _names(tested, [each.opposite for each in tested])
     verdict = _verdict(len(confirmed), len(tested))
+    if verdict == FAILS and not refuted:
+        verdict = UNDECIDED
     texts = [_told(each, unit) for each in comparisons]
     if verdict in (PARTLY, FAILS):
         texts.append(_which(confirmed, refuted, len(tested)))
@@ -167,8 +176,6 @@ def _told(each: Comparison, unit: str) -> str:
 
 def _which(confirmed: Sequence[str], refuted: Sequence[str], of: int) -> str:
     """For which comparisons a claim holds, and for which its opposite."""
-    if not confirmed and not refuted:
-        return "nothing can be said: neither this nor the opposite is significant"
     holding = [f"holds for {', '.join(confirmed)}"] if confirmed else []
     opposite = [f"the opposite holds for {'all' if len(refuted) == of else ', '.join(refuted)}"] if refuted else []
     return "; ".join([*holding, *opposite])
@@ -193,8 +200,7 @@ class Results:
         """The runs of a part (`table1` or a sweep); none if there are no frames."""
         if frames is None or frames["runs"].empty:
             return cls({}, pd.DataFrame(columns=["pair", "label", "tested", "headline", "seed", "final"]))
-        runs = frames["runs"]
-        runs = tables.comparable(runs) if part == "table1" else tables.labelled_by_contexts(tables.part(runs, part))
+        runs = tables.comparable(frames["runs"], part)
         finals = tables.results_by_run(runs, frames["history"])
         return cls(
             frames, finals.assign(pair=finals["dataset"] + "/" + finals["model"], final=finals["final"].fillna(0))
@@ -303,6 +309,8 @@ def _heur_matches_oracle(own: Results) -> Claim:
 
 def _gains_for_every_lambda(sweep: Results) -> list[Claim]:
     rows = sweep.headlines
+    if "lam" in rows:
+        rows = rows[rows.groupby("pair")["lam"].transform("nunique") > 1]
     found = []
     for label in ("cgpfl[contexts=2]", "cgpfl[contexts=4]", "cgpfl_heur"):
         claim = Claim(
@@ -357,7 +365,7 @@ def _inner_optimum(sweep: Results) -> Claim:
     comparisons = []
     for pair, curve in _curves(sweep).items():
         best = _at_best(curve)
-        if len(best):
+        if len(best) and len(curve.columns) > 2:
             ends = (curve.columns.min(), curve.columns.max())
             both = [compare(f"{pair} best K to K={end:g}", best - curve[end]) for end in ends]
             comparisons.append(max(both, key=lambda each: each.p))
@@ -520,7 +528,8 @@ def _clustering(own: Results) -> pd.DataFrame:
 
 
 def _by_threshold(claim: Claim, told: Mapping[str, tuple[float, str]], most: float) -> Claim:
-    """A claim whose number, by pair, must be at most `most`."""
+    """A claim whose number, by pair, must be at most `most`; NaN has not been found out."""
+    told = {pair: own for pair, own in told.items() if not math.isnan(own[0])}
     fine = sum(value <= most for value, _ in told.values())
     return _with(claim, [f"{pair} {text}" for pair, (_, text) in told.items()], _verdict(fine, len(told)))
 
@@ -675,9 +684,9 @@ def _smaller_gain(name: str, main: Results, own: Results) -> Claim:
 
 
 def _amounts_of_data(studies: Mapping[str, Results], changes: Changes) -> list[Claim]:
-    """For studies with some share of the training data, all of it too: whether contexts beat training alone."""
+    """For studies with another share of the training data, or the same: whether contexts beat training alone."""
     shares = {
-        name: own.get("partition.train_share", 1)
+        name: f"{own['partition.train_share']:.0%} of the" if own else "all of the main experiment's"
         for name, own in changes.items()
         if set(own) <= {"partition.train_share"}
     }
@@ -689,7 +698,7 @@ def _amounts_of_data(studies: Mapping[str, Results], changes: Changes) -> list[C
             Claim(
                 f"{name}: {label} > local",
                 "not in the paper",
-                f"with {share:.0%} of the training data, {NAMES[label]} is more accurate than training alone",
+                f"with {share} training data, {NAMES[label]} is more accurate than training alone",
                 "final accuracy with this share of each client's training samples, paired over seeds",
             ),
         )
@@ -698,11 +707,11 @@ def _amounts_of_data(studies: Mapping[str, Results], changes: Changes) -> list[C
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """The claims as a Markdown page: the verdicts counted, then how they were tested, a table for each test."""
+    """The claims as a Markdown page: the verdicts counted; then those tested, a table for each test."""
     counts = table["verdict"].value_counts()
-    verdicts = [verdict for verdict in (HOLDS, PARTLY, FAILS, UNTESTED) if verdict in counts]
+    verdicts = [verdict for verdict in (HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED) if verdict in counts]
     lines = [f"{len(table)} claims: {', '.join(f'{counts[verdict]} {verdict}' for verdict in verdicts)}.", ""]
-    rows = table.to_dict("records")
+    rows = table[table["verdict"] != UNTESTED].to_dict("records")
     for (where, test), own in groupby(rows, key=itemgetter("where", "test")):
         lines += [f"**{where[:1].upper()}{where[1:]}.** Tested: {test}.", ""]
         lines += ["| claim | verdict | numbers |", "| :-- | :-- | :-- |"]

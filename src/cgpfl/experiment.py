@@ -332,10 +332,13 @@ class Experiment(Section):
     )
     datasets: list[Dataset] = Field(
         min_length=1,
-        description="names of public datasets, or your own: {name: mine, kind: npz, path: mine.npz}",
+        description="names of public datasets (digits, which scikit-learn ships, mnist, fashion_mnist, cifar10), or "
+        "your own: {name: mine, kind: npz, path: mine.npz}",
     )
     models: list[ModelEntry] = Field(
-        min_length=1, description="models, each trained on each dataset; your own by its path, mypackage.nets:make_net"
+        min_length=1,
+        description="models (mlr, dnn, cnn), each trained on each dataset; your own by its path, "
+        "mypackage.nets:make_net",
     )
     data: Data = Field(Data(), description="how public datasets are fetched")
     partition: Partition = Field(Partition(), description="how a dataset's samples become clients")
@@ -348,6 +351,9 @@ class Experiment(Section):
         min_length=1,
         description="rows of Table 1: a method, with what differs from params if anything; lists give a row a value; "
         "your own by its path, mypackage.fl:MyMethod",
+    )
+    figures: list[str] | None = Field(
+        None, min_length=1, description="methods that figures 1, 2 and 3b show, in this order; all if not given"
     )
     sweeps: dict[str, Sweep] = Field(
         {}, description="parameters to vary and the methods to vary them for: lam is Table 2, contexts figure 3a"
@@ -368,17 +374,22 @@ class Experiment(Section):
     def loaded_studies(self) -> dict[str, "Experiment"]:
         """The studies by name.
 
-        A study is this experiment without its sweeps, tuning and studies, with the study's keys merged over it:
-        mappings key by key, all else as a whole. Raises UserError as `load` does.
+        A study is this experiment without its figures, sweeps, tuning and studies, with the study's keys merged over
+        it: mappings key by key, all else as a whole. Raises UserError as `load` does.
         """
-        base = self.model_dump(exclude={"sweeps", "studies", "tune"}, exclude_unset=True)
+        base = self.model_dump(exclude={"figures", "sweeps", "studies", "tune"}, exclude_unset=True)
         studies = {}
         for name, changes in self.studies.items():
             try:
-                studies[name] = load(_merged(base, changes))
+                studies[name] = load(_merged(base, changes), self)
             except UserError as error:
                 raise UserError(f"studies.{name}: {error}") from None
         return studies
+
+    @property
+    def all_entries(self) -> list[MethodEntry]:
+        """The entries of methods, those of sweeps too."""
+        return [*self.methods, *(entry for sweep in self.sweeps.values() for entry in sweep.methods)]
 
     @cached_property
     def pairs(self) -> list[tuple[str, ModelEntry]]:
@@ -399,9 +410,14 @@ class Experiment(Section):
         )
 
     def changes(self, study: "Experiment") -> Params:
-        """What a study sets otherwise than this experiment, by dotted key: settings, not what is run with them."""
+        """What a study sets otherwise than this experiment, by dotted key: settings, not what is run with them.
+
+        Of a method that both have, its parameters too, but for `contexts`, which results name it by.
+        """
         sections = {"partition", "training", "params", "model_params"}
         own, other = (_flat(each.model_dump(include=sections)) for each in (self, study))
+        for name in {entry.label for entry in self.methods} & {entry.label for entry in study.methods}:
+            own, other = own | _of_method(self, name), other | _of_method(study, name)
         return {key: other.get(key) for key in sorted({*own, *other}) if own.get(key) != other.get(key)}
 
     @cached_property
@@ -551,8 +567,8 @@ def read(path: Path | str) -> Experiment:
     return load(config)
 
 
-def load(config: Any) -> Experiment:
-    """The experiment that a mapping describes, checked.
+def load(config: Any, main: Experiment | None = None) -> Experiment:
+    """The experiment that a mapping describes, checked; `main`: the one that it is a study of, if any.
 
     Raises UserError, one sentence with the key, its value and what would be valid, for an unknown or missing key, a
     value of the wrong type or out of range, and for combinations that cannot be.
@@ -562,10 +578,11 @@ def load(config: Any) -> Experiment:
         experiment = Experiment.model_validate(config)
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
-    _check_names(experiment)
+    _check_names(experiment, main)
     _check_machine(experiment)
-    _check_params(experiment)
+    _check_params(experiment, main)
     _check_partition(experiment)
+    _check_tuned(experiment)
     _check_studies(experiment)
     return experiment
 
@@ -589,6 +606,16 @@ def _check_keys(value: Any, where: str) -> None:
     elif isinstance(value, list):
         for i, each in enumerate(value):
             _check_keys(each, f"{where}[{i}]")
+
+
+def _of_method(experiment: Experiment, name: str) -> Params:
+    """What the entries of a method set, by dotted key; lists where they set several values."""
+    found: dict[str, list[Any]] = {}
+    for entry in experiment.methods:
+        for key, value in entry.params.items() if entry.label == name else ():
+            if key != "contexts":
+                found.setdefault(f"methods.{name}.{key}", []).append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Params:
@@ -615,7 +642,7 @@ def _check_studies(experiment: Experiment) -> None:
     for name, changes in experiment.studies.items():
         if name in RESERVED:
             raise UserError(f"studies: {name!r} cannot be a study's name; valid is any but {_names(RESERVED)}.")
-        if not re.match(NAME, name):
+        if not re.fullmatch(NAME, name):
             raise UserError(f"studies: {name!r} is no name of a study; valid is {in_words({'pattern': NAME})}.")
         for key in changes:
             if key not in STUDY_KEYS:
@@ -632,8 +659,8 @@ def _check_studies(experiment: Experiment) -> None:
                 )
 
 
-def _check_names(experiment: Experiment) -> None:
-    """Names are known, and each stands there once."""
+def _check_names(experiment: Experiment, main: Experiment | None) -> None:
+    """Names are known, and each stands there once. A study may have settings of models that only `main` has."""
     unique: dict[str, list[Any]] = {
         "seeds": experiment.seeds,
         "datasets": [dataset.name for dataset in experiment.datasets],
@@ -657,7 +684,7 @@ def _check_names(experiment: Experiment) -> None:
         for dataset in experiment.datasets:
             _check_model(f"models[{i}]", model, dataset)
     for name in experiment.model_params:
-        _check_known("model_params", "model", name, _models(experiment))
+        _check_known("model_params", "model", name, [*_models(experiment), *(_models(main) if main else [])])
     entries = {f"methods[{i}]": entry for i, entry in enumerate(experiment.methods)}
     for name, sweep in experiment.sweeps.items():
         entries |= {f"sweeps.{name}.methods[{i}]": entry for i, entry in enumerate(sweep.methods)}
@@ -741,10 +768,10 @@ def _check_known(key: str, what: str, name: str, known: Collection[str]) -> None
         raise UserError(f"{key}: {name!r} is not a {what}; valid are {_names(known)}.{_meant(name, known)}")
 
 
-def _check_params(experiment: Experiment) -> None:
-    """Every hyperparameter is one of its method's (in `params`: of some method's) with a value in range."""
+def _check_params(experiment: Experiment, main: Experiment | None) -> None:
+    """Every hyperparameter is one of its method's (in `params`: of some method's, in `main` too), in its range."""
     anywhere = {param.name: param for method in METHODS.values() for param in method.parameters}
-    for entry in experiment.methods:
+    for entry in (entry for each in (experiment, main) if each for entry in each.all_entries):
         anywhere = entry.takes | anywhere
     groups = {"params": experiment.params}
     groups |= {f"model_params.{model}": params for model, params in experiment.model_params.items()}
@@ -760,6 +787,8 @@ def _check_params(experiment: Experiment) -> None:
     tune = experiment.tune or Tune()
     for model in tune.models or []:
         _check_known("tune.models", "model of the experiment", model, [model.label for model in experiment.models])
+    for method in experiment.figures or []:
+        _check_known("figures", "method of the experiment", method, [entry.label for entry in experiment.methods])
     for method, grid in tune.grids.items():
         _check_known("tune.grids", "method", method, takes)
         for name, values in grid.items():
@@ -811,6 +840,19 @@ def _check_partition(experiment: Experiment) -> None:
             f"partition.scheme is {partition.scheme!r}, whose clients have no true contexts for cgpfl_oracle; "
             f"valid are {_names(known)}, or leave cgpfl_oracle out of `methods`."
         )
+
+
+def _check_tuned(experiment: Experiment) -> None:
+    """Rows of Table 1 differ in more than what is tuned, else tuning may make one of two; no label names what is."""
+    for job in experiment.tuned_jobs:
+        grid = experiment.tuning(job.method)["grid"]
+        for run in job.runs:
+            tuned = [name for name in grid if re.search(rf"[\[,]\s*{name}=", run.label)]
+            if TABLE1 in run.parts and tuned:
+                raise UserError(
+                    f"methods: {run.label} is told apart by {tuned[0]}, which tune.grids.{job.method} is to tune; set "
+                    "it in `params`, or leave it out of the grid."
+                )
 
 
 def _check_pool(partition: Partition, dataset: str, samples: int) -> None:

@@ -13,6 +13,7 @@ of matplotlib is used throughout: drawing has no global state. The same frames g
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import cycle
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
@@ -81,8 +82,15 @@ LOOKS: Mapping[str, Look] = {
     "perfedavg": Look(ORANGE, (0, (5, 1.5, 1, 1.5)), "D"),
     "local": Look(BLACK, (0, (1, 2)), "v"),
     "fedavg_ft": Look(SKY, (0, (4, 1)), "X"),
+    "apfl": Look("#B8A800", (0, (5, 1)), "p"),
+    "fedavg": Look("#8C8C8C", "-", "h"),
+    "fedprox": Look("#332288", (0, (1, 3)), "d"),
+    "ifca": Look("#7A4F01", (0, (2, 1)), "<"),
+    "l2sgd": Look("#882255", (0, (1, 1, 3, 1)), ">"),
 }
-"""The look of each method that a figure draws."""
+"""The look of each of our methods."""
+OWN_LOOKS = (Look("#E7298A", "-", "H"), Look("#1B7F3B", (0, (7, 2)), "8"), Look("#4D6FFF", (0, (3, 1, 1, 1)), "x"))
+"""The looks of methods of the user's own, in turn."""
 CROSS: Mapping[str, Any] = {"marker": "X", "color": "white", "mec": BLACK, "ms": 6, "ls": "", "zorder": 6}
 """A seed has diverged."""
 BAND = 0.18  # opacity of one standard deviation
@@ -91,7 +99,8 @@ STAR: Mapping[str, Any] = {"marker": "*", "color": BLUE, "mec": BLACK, "mew": 0.
 """The number of contexts that cgpfl_heur chose."""
 BASELINES = ("local", "fedavg_ft", "ditto", "pfedme", "cgpfl", "cgpfl_oracle")
 """The methods of the figures over studies."""
-CONVERGENCE = ("cgpfl", "cgpfl_heur", "pfedme", "ditto", "perfedavg")
+NUMBERED = 4
+"""The most methods that figure 3b writes numbers beside."""
 CONTEXT_COLOURS = (BLUE, ORANGE, YELLOW, "#141414", SKY, VERMILLION, GREEN, PURPLE)
 """Neighbours differ in lightness, so that the contexts of figure 4 can be told apart in grey."""
 
@@ -103,6 +112,7 @@ class Frames:
     """All that an experiment's figures are drawn from: the result frames of all its runs.
 
     `contexts`: dataset -> true context of each client, for the first seed, where the partition knows them.
+    `methods`: those that figures 1, 2 and 3b show, in this order; all if empty.
     """
 
     runs: pd.DataFrame
@@ -111,6 +121,7 @@ class Frames:
     clustering: pd.DataFrame
     heuristic: pd.DataFrame
     contexts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    methods: Sequence[str] = ()
 
     @property
     def table1(self) -> pd.DataFrame:
@@ -150,10 +161,12 @@ def note(text: str) -> Figure:
 
 
 @_styled
-def convergence(
-    runs: pd.DataFrame, history: pd.DataFrame, dataset: str, methods: Sequence[str] = CONVERGENCE
-) -> Figure:
-    """Figures 1 and 2: headline test accuracy and train loss by round, a column a model, a line a method."""
+def convergence(runs: pd.DataFrame, history: pd.DataFrame, dataset: str, methods: Sequence[str] = ()) -> Figure:
+    """Figures 1 and 2: headline test accuracy and train loss by round, a column a model, a line a method.
+
+    `methods`: those to draw, in this order; all if empty.
+    """
+    methods = methods or list(pd.unique(runs["method"]))
     rows = _headline(runs[(runs["dataset"] == dataset) & runs["method"].isin(methods)], history)
     models = list(pd.unique(rows["model"]))
     if not models:
@@ -191,9 +204,9 @@ def accuracy_by_contexts(
     others = _final(table1, history)
     curves, lines = _looks(rows, ["cgpfl"]), _looks(others, ["cgpfl_oracle", "pfedme"])
     chosen_by = others[others["method"] == "cgpfl_heur"]
-    criteria = (
-        pd.DataFrame() if heuristic is None else tables.with_runs(_first_setting(table1, "cgpfl_heur"), heuristic)
-    )
+    criteria = pd.DataFrame()
+    if heuristic is not None:
+        criteria = tables.with_runs(_first_setting(table1, "cgpfl_heur"), _last_choice(heuristic))
     figure, panels = _panels(rows)
     for pair, panel in panels.items():
         _curves(panel, _of(rows, pair), "final", curves, x="contexts")
@@ -221,23 +234,26 @@ def accuracy_by_contexts(
 
 
 @_styled
-def side_by_side(
-    runs: pd.DataFrame, history: pd.DataFrame, methods: Sequence[str] = ("pfedme", "cgpfl", "cgpfl_heur")
-) -> Figure:
-    """Figure 3b: final accuracies of some methods beside each other, a group a dataset and model."""
+def side_by_side(runs: pd.DataFrame, history: pd.DataFrame, methods: Sequence[str] = ()) -> Figure:
+    """Figure 3b: final accuracies of methods beside each other, a group a dataset and model.
+
+    `methods`: those to draw, in this order; all if empty. Numbers are written beside NUMBERED methods at most.
+    """
+    methods = methods or list(pd.unique(runs["method"]))
     runs = runs[runs["method"].isin(methods)]
     if runs.empty:
-        return note(f"Nothing to draw: none of {', '.join(methods)} was run.")
+        return note("Nothing to draw: no method was run.")
     results = tables.headline_rows(tables.table1(runs, history))
     groups = _pairs(results)
     looks = _looks(runs, methods)
     figure = Figure(figsize=(min(WIDTH, max(WIDTH / 2, 0.45 * len(groups) * len(looks))), 2.6))
     panel = figure.subplots()
     offsets = (np.arange(len(looks)) - (len(looks) - 1) / 2) * min(0.3, 0.8 / len(looks))
+    numbers = len(looks) <= NUMBERED
     for offset, (label, look) in zip(offsets, looks.items(), strict=True):
         for row in results[results["method"] == label].to_dict("records"):
             at = groups.index((row["dataset"], row["model"])) + offset
-            _point(panel, at, row["final_mean"], row["final_std"], look)
+            _point(panel, at, row["final_mean"], row["final_std"], look, numbers)
     panel.set_xticks(range(len(groups)), [" / ".join(pair) for pair in groups])
     panel.set_xlim(-0.5, len(groups) - 0.5)
     panel.tick_params(axis="x", length=0)
@@ -260,7 +276,7 @@ def contexts_by_client(
     model.
     """
     runs = _first_setting(runs, "cgpfl")
-    rows = tables.with_runs(runs[runs["seed"] == runs["seed"].min()], assignments)
+    rows = tables.with_runs(runs[runs["seed"].isin(runs["seed"].head(1))], assignments)
     if rows.empty:
         return note("Nothing to draw: figure 4 needs a run of cgpfl.")
     figure, panels = _panels(rows, height=2.3)
@@ -333,7 +349,7 @@ def kmeans_iterations(runs: pd.DataFrame, clustering: pd.DataFrame) -> Figure:
 @_styled
 def criterion(runs: pd.DataFrame, heuristic: pd.DataFrame) -> Figure:
     """The criterion e(K) of cgpfl_heur by K with its two terms, and a star at each K that a seed chose."""
-    rows = tables.with_runs(_first_setting(runs, "cgpfl_heur"), heuristic)
+    rows = tables.with_runs(_first_setting(runs, "cgpfl_heur"), _last_choice(heuristic))
     if rows.empty:
         return note("Nothing to draw: e(K) needs a run of cgpfl_heur.")
     rows["distance"] = rows["e"] - rows["complexity"]
@@ -401,12 +417,12 @@ def accuracy_by_samples(studies: pd.DataFrame) -> Figure:
 def accuracy_by_partition(studies: pd.DataFrame) -> Figure:
     """Final accuracies under other schemes of partition, from the table of studies, beside the main experiment's."""
     rows = _of_studies(studies, r"(.*partition\.scheme=.*)?")
+    rows = rows[rows.groupby(["dataset", "model"])["study"].transform("nunique") > 1]
     names = list(pd.unique(rows["study"]))
-    if len(names) < 2:
+    if rows.empty:
         return note("Nothing to draw: the comparison of partitions needs studies with another partition.scheme.")
     looks = _looks(rows, BASELINES)
-    several = rows.groupby(["dataset", "model"])["study"].transform("nunique") > 1
-    figure, panels = _panels(rows[several], height=2.4)
+    figure, panels = _panels(rows, height=2.4)
     offsets = 0.7 * (np.arange(len(looks)) - (len(looks) - 1) / 2) / len(looks)
     for pair, panel in panels.items():
         for offset, (label, look) in zip(offsets, looks.items(), strict=True):
@@ -423,13 +439,14 @@ def accuracy_by_partition(studies: pd.DataFrame) -> Figure:
 def _of_studies(studies: pd.DataFrame, changes: str) -> pd.DataFrame:
     """The rows of BASELINES' headline models in the studies whose changes match, one for each setting of the study.
 
-    Of studies that change the same the first counts, for a method: the main experiment before those equal to it, whose
-    rows count as its own.
+    Of those that change the same the last counts, for a method: a study of all data, which has the seeds of the other
+    studies, before the main experiment, whose name it takes.
     """
-    studies = studies.fillna({"changes": ""})
-    studies = studies.assign(study=studies["study"].where(studies["changes"] != "", "main"))
-    studies = studies[studies["changes"].str.fullmatch(changes)]
-    rows = studies.drop_duplicates(["changes", "dataset", "model", "method"])
+    setting = ["dataset", "model", "method"]
+    rows = studies.fillna({"changes": ""}).drop_duplicates(["study", *setting])
+    rows = rows[rows["changes"].str.fullmatch(changes)].drop_duplicates(["changes", *setting], keep="last")
+    rows = rows.sort_values("changes", key=lambda changes: changes != "", kind="stable")
+    rows = rows.assign(study=rows["study"].where(rows["changes"] != "", "main"))
     rows = rows.assign(label=rows["method"], method=rows["method"].str.partition("[")[0])
     return rows[rows["method"].isin(BASELINES)]
 
@@ -476,7 +493,7 @@ _FIGURES: Mapping[str, Callable[[Frames], Figure]] = {
     "figure1": lambda frames: _convergence_of(frames, 0),
     "figure2": lambda frames: _convergence_of(frames, 1),
     "figure3a": lambda f: accuracy_by_contexts(tables.part(f.runs, "contexts"), f.table1, f.history, f.heuristic),
-    "figure3b": lambda f: side_by_side(f.table1, f.history),
+    "figure3b": lambda f: side_by_side(f.table1, f.history, f.methods),
     "figure4": lambda f: contexts_by_client(f.table1, f.assignments, f.contexts),
     "figure5a": lambda f: distances(f.table1, f.clustering),
     "figure5b": lambda f: kmeans_iterations(f.table1, f.clustering),
@@ -490,7 +507,7 @@ NAMES = tuple(_FIGURES)
 def _convergence_of(frames: Frames, position: int) -> Figure:
     datasets = list(pd.unique(frames.runs["dataset"]))
     if position < len(datasets):
-        return convergence(frames.table1, frames.history, datasets[position])
+        return convergence(frames.table1, frames.history, datasets[position], frames.methods)
     ordinal = ("first", "second")[position]
     return note(
         f"Nothing to draw: figure {position + 1} shows the {ordinal} dataset, "
@@ -515,6 +532,11 @@ def _first_setting(runs: pd.DataFrame, method: str) -> pd.DataFrame:
     """The runs of a method with the first of its labels."""
     runs = runs[runs["method"] == method]
     return runs[runs["label"] == runs["label"].iloc[0]] if len(runs) else runs
+
+
+def _last_choice(heuristic: pd.DataFrame) -> pd.DataFrame:
+    """The criterion in the last round in which each run chose its number of contexts."""
+    return heuristic[heuristic["round"] == heuristic.groupby("run")["round"].transform("max")]
 
 
 def _pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
@@ -555,13 +577,15 @@ def _label(panels: Mapping[tuple[str, str], Axes], x: str, y: str) -> None:
 def _looks(rows: pd.DataFrame, methods: Sequence[str]) -> dict[str, Look]:
     """Label -> look, in the order of `methods`; a method's further settings differ in lines and markers."""
     labels = rows[["method", "label"]].drop_duplicates()
+    own = (method for method in methods if method not in LOOKS)
+    known = {**LOOKS, **dict(zip(own, cycle(OWN_LOOKS), strict=False))}
     further: list[dict[str, Any]] = [
         {},
         {"fill": "none", "line": (0, (2, 1))},
         {"fill": "left", "line": (0, (4, 1, 1, 1, 1, 1))},
     ]
     return {
-        label: replace(LOOKS[method], **further[i % len(further)])
+        label: replace(known[method], **further[i % len(further)])
         for method in methods
         for i, label in enumerate(labels.loc[labels["method"] == method, "label"])
     }

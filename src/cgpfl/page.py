@@ -17,7 +17,7 @@ import yaml
 
 from cgpfl import claims, tables
 from cgpfl.errors import UserError
-from cgpfl.experiment import PUBLISHED, Tune
+from cgpfl.experiment import PUBLISHED, Experiment, Tune
 from cgpfl.methods.cgpfl import AUTO_MU
 
 CLOSE = 1.0
@@ -116,6 +116,7 @@ def _given(home: Path, key: str) -> Any:
 def runs(home: Path) -> str:
     """Which seeds, datasets and models the results are of."""
     config = _config(home)
+    config.setdefault("seeds", Experiment.model_fields["seeds"].default)
     names = {key: ", ".join(map(str, config[key])) for key in ("seeds", "datasets", "models")}
     return f"Seeds {names['seeds']}; datasets {names['datasets']}; models {names['models']}."
 
@@ -123,7 +124,7 @@ def runs(home: Path) -> str:
 def settings(home: Path) -> str:
     """The shared settings of Table 1."""
     config = _config(home)
-    own = [f"{key} {value:g}" for key, value in config.get("params", {}).items()]
+    own = [f"{key} {value}" for key, value in config.get("params", {}).items()]
     training, clients = config.get("training", {}), config.get("partition", {}).get("clients", "")
     given = [f"{key} {training[key]}" for key in ("rounds", "batch_size") if key in training]
     return f"{clients} clients, {', '.join([*given, *own])}."
@@ -178,7 +179,8 @@ def choices(home: Path) -> str:
     tried = number.groupby([table[key] for key in ("dataset", "model", "method", "parameter")])
     smallest, largest = tried.transform("min"), tried.transform("max")
     at_end = (number.eq(smallest) | number.eq(largest)) & smallest.lt(largest)
-    text = table["parameter"] + " " + table["value"].astype(str) + at_end.map({True: "*", False: ""})
+    values = number.map("{:.4g}".format).where(number.notna(), table["value"])
+    text = table["parameter"] + " " + values + at_end.map({True: "*", False: ""})
     chosen = table["chosen"].astype(bool)
     return _by_pair(table[chosen], text[chosen])
 

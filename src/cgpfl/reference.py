@@ -4,6 +4,7 @@
 test compares them with the types.
 """
 
+import inspect
 import json
 import sys
 import textwrap
@@ -162,9 +163,18 @@ def tables() -> str:
         for method, grid in GRIDS.items()
         for first, (name, values) in _first(iter(grid.items()))
     ]
+    names = [(f"`{name}`", about.description, ", ".join(about.tested), about.source) for name, about in methods.items()]
+    built = [
+        (f"`{name}`", " ".join((inspect.getdoc(factory) or "").split()).replace("``", "`"))
+        for name, factory in models.MODELS.items()
+    ]
     parts = [
         _table(("key", "valid", "default", "meaning"), _keys("", Experiment)),
-        "Methods, and the parameters that `params`, `methods` and `sweeps` can set:",
+        "Models:",
+        _table(("model", "what it is"), built),
+        "Methods; the first of the models tested is the headline:",
+        _table(("method", "what it does", "models tested", "source"), names),
+        "The parameters that `params`, `methods` and `sweeps` can set:",
         _table(head, rows),
         "What `tune` tries, if `tune.grids` says nothing of a method, in the order of the search:",
         _table(("method", "parameter", "values"), grids),

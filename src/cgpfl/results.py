@@ -41,6 +41,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     "heuristic": {
         "run": "str",
+        "round": "int64",
         "contexts": "int64",
         "e": "float64",
         "complexity": "float64",
@@ -240,7 +241,7 @@ def cost_of_run(runs: Mapping[str, pd.DataFrame], store: Store, benchmarks: Path
 
 def _cost_of_training(runs: Mapping[str, pd.DataFrame], store: Store) -> pd.DataFrame:
     frames = [
-        frame.assign(part=[parts[0] for parts in frame["parts"]] if name == MAIN else name)
+        frame.assign(part=[parts[0] for parts in frame["parts"]] if name == MAIN else _part(name))
         for name, frame in runs.items()
     ]
     rows = pd.concat(frames)[["run", "part", "seconds"]].drop_duplicates("run").reset_index(drop=True)
@@ -258,6 +259,11 @@ def _cost_of_training(runs: Mapping[str, pd.DataFrame], store: Store) -> pd.Data
         .round(1)
         .reset_index()
     )
+
+
+def _part(name: str) -> str:
+    """What the runs of a study, or of the tuned methods, are called: no sweep's name."""
+    return name if name == "tuned" else f"study {name}"
 
 
 def _most_frequent(values: pd.Series) -> Any:
@@ -284,7 +290,9 @@ def join(parts: Sequence[Frames]) -> dict[str, pd.DataFrame]:
     joined = {}
     for name in COLUMNS:
         frames = [part[name] for part in parts if len(part[name])]
-        joined[name] = pd.concat(frames, ignore_index=True) if frames else _empty(name)
+        frame = pd.concat(frames, ignore_index=True) if frames else _empty(name)
+        lacking = [column for column in COLUMNS[name] if column not in frame.columns]
+        joined[name] = frame.assign(**dict.fromkeys(lacking, float("nan")))
     return joined
 
 

@@ -29,6 +29,7 @@ IDENTITY = ["dataset", "model", "method", "tested"]
 NUMBERS = ["n_seeds", "final_mean", "final_std", "best_mean", "best_std", "paper", "difference"]
 TABLE1 = [*IDENTITY, *NUMBERS]
 TABLE2 = [*IDENTITY, "lam", *NUMBERS]
+SWEEPS = [*IDENTITY, "parameter", "value", *(name for name in NUMBERS if name not in ("paper", "difference"))]
 MAIN = "main"
 """The main experiment's name among its studies."""
 STUDIES = ["study", "changes", "train_samples", *TABLE1, "to_main_mean", "to_main_std", "shared_seeds"]
@@ -157,17 +158,30 @@ def table1(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResul
 
 def table2(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResult] = ()) -> pd.DataFrame:
     """Table 2: as table1, a row for each lambda, ascending (columns TABLE2); the label leaves lambda out."""
-    results = results_by_run(runs.assign(label=[without(label, "lam") for label in runs["label"]]), history)
+    labels = [without(label, "lam") for label in runs["label"]]
+    results = results_by_run(runs.assign(label=labels, lam=runs.get("lam", np.nan)), history)
     return _accuracy_table(results, ["lam"], paper)[TABLE2]
 
 
-def comparable(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of Table 1 under labels that mean the same in every study: the method, with its number of contexts.
+def sweeps(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
+    """As table1, a row for each value of each swept parameter, ascending; columns SWEEPS."""
+    swept = dict.fromkeys(name for parts in runs["parts"] for name in parts if name != "table1")
+    rows = [pd.DataFrame(columns=SWEEPS)]
+    for name in swept:
+        own = part(runs, name)
+        own = own.assign(label=[without(label, name) for label in own["label"]], value=own[name])
+        rows.append(_accuracy_table(results_by_run(own, history), ["value"], ()).assign(parameter=name))
+    return pd.concat(rows if len(rows) == 1 else rows[1:], ignore_index=True)[SWEEPS]
+
+
+def comparable(runs: pd.DataFrame, name: str = "table1") -> pd.DataFrame:
+    """The runs of a part under labels that mean the same in every study: the method, with its number of contexts.
 
     `cgpfl[contexts=4]` whether or not other runs of the study have another number. Where a method has several
-    settings with one number of contexts, the first counts.
+    settings with one number of contexts (and one value of the parameter, where the part is a sweep), the first counts.
     """
-    return labelled_by_contexts(part(runs, "table1")).drop_duplicates(["dataset", "model", "label", "seed"])
+    setting = ["dataset", "model", "label", "seed", *([name] if name in runs.columns else [])]
+    return labelled_by_contexts(part(runs, name)).drop_duplicates(setting)
 
 
 def labelled_by_contexts(runs: pd.DataFrame) -> pd.DataFrame:
@@ -317,8 +331,9 @@ def diverged(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_csv(table: pd.DataFrame, path: Path | str) -> None:
-    """Writes a table with four decimals at most, so that the same results give the same bytes."""
-    table.round(4).to_csv(path, index=False, float_format="%.10g", lineterminator="\n")
+    """Writes a table so that the same results give the same bytes: results with four decimals at most."""
+    results = table.columns.difference(["lam", "value"])
+    table.round(dict.fromkeys(results, 4)).to_csv(path, index=False, float_format="%.10g", lineterminator="\n")
 
 
 def to_markdown(table: pd.DataFrame, failed: pd.DataFrame | None = None) -> str:
@@ -377,7 +392,12 @@ def _in_order_of(runs: pd.DataFrame, rows: pd.DataFrame, by: Sequence[str]) -> p
     """Sorted by dataset, model and label in the order of `runs`, then `by` and seed, headline model first."""
     rank = {c: pd.Categorical(rows[c], list(pd.unique(runs[c]))).codes for c in ("dataset", "model", "label")}
     tested = pd.Categorical(rows["tested"], TESTED).codes
-    keys = [tested, ~rows["headline"].astype(bool), rows["seed"], *(rows[c] for c in reversed(by))]
+    keys = [
+        tested,
+        ~rows["headline"].astype(bool),
+        rows["seed"],
+        *(pd.factorize(rows[c], sort=True)[0] for c in reversed(by)),
+    ]
     order = np.lexsort([np.asarray(key) for key in (*keys, rank["label"], rank["model"], rank["dataset"])])
     return rows.iloc[order].reset_index(drop=True)
 

@@ -132,14 +132,18 @@ class TrainingLog:
         self.run = found[0].info.run_id if found else self.experiment.create(name, {**self.tags, STEP: name})
         self.logged = {run.data.tags[KEY] for run in self.experiment.finished({PARENT: self.run})}
 
-    def add(self, runs: Iterable[tuple[str, Stored]]) -> int:
-        """Logs runs, each given with its label, that are not there yet; returns how many these were."""
+    def add(self, runs: Iterable[tuple[str, Stored]], split: str = "test") -> int:
+        """Logs runs, each given with its label, that are not there yet; returns how many these were.
+
+        `split`: the samples that their accuracies are of, `test` or `validation`, kept as a tag.
+        """
         new = [(label, run) for label, run in runs if run.key not in self.logged]
         for label, run in new:
             tags = {
                 **self.tags,
                 "mlflow.source.git.commit": run.made["commit"],
                 "label": label,
+                "split": split,
                 "seed": run.facts["seed"],
                 KEY: run.key,
                 PARENT: self.run,

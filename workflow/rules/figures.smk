@@ -31,7 +31,7 @@ rule figures:
             "<results>/figures/figure3b.png",
             caption="../report/figure3b.rst",
             category="Figures",
-            labels={"figure": "3b", "shows": "three methods side by side"},
+            labels={"figure": "3b", "shows": "methods side by side"},
         ),
         figure4=report(
             "<results>/figures/figure4.png",
@@ -86,6 +86,7 @@ rule figures:
     params:
         runs=rules.tables.params.runs,
         datasets=DATASETS,
+        methods=experiment.figures or [],
     message:
         "Drawing figures."
     script:

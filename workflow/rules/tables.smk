@@ -22,6 +22,12 @@ rule tables:
             category="Tables",
             labels={"table": "2", "shows": "accuracy by lambda"},
         ),
+        sweeps=report(
+            "<results>/tables/sweeps.csv",
+            caption="../report/sweeps.rst",
+            category="Tables",
+            labels={"table": "sweeps", "shows": "accuracy by swept value"},
+        ),
         fairness=report(
             "<results>/tables/fairness.csv",
             caption="../report/fairness.rst",

@@ -10,7 +10,8 @@ name = snakemake.config["name"]
 with job_log(snakemake.log[0]):
     parts = zip(snakemake.params.datasets, map(partition.load, snakemake.input.partitions), strict=True)
     contexts = {dataset: part.contexts for dataset, part in parts if part.contexts is not None}
-    frames = figures.Frames(**results.read(snakemake.params.runs), contexts=contexts)
+    methods = snakemake.params.methods
+    frames = figures.Frames(**results.read(snakemake.params.runs), contexts=contexts, methods=methods)
     for picture in snakemake.output:
         if picture.endswith(".png"):
             stem = Path(picture).with_suffix("")

@@ -17,6 +17,7 @@ with job_log(snakemake.log[0]):
     diverged = tables.diverged(frames["runs"], history)
     tables.write_csv(table1, output.table1)
     tables.write_csv(table2, output.table2)
+    tables.write_csv(tables.sweeps(frames["runs"], history), output.sweeps)
     tables.write_csv(tables.fairness(rows, history), output.fairness)
     tables.write_csv(tables.cost(rows, history), output.cost)
     tables.write_csv(tables.equal_gradients(rows, history), output.equal_gradients)

@@ -21,9 +21,9 @@ with job_log(snakemake.log[0]):
     guard = Guard(name, title)
     tracked = guard(TrainingLog, name, job.dataset, job.model, job.method, "tuned/")
 
-    def complete(training):
+    def complete(training, split="validation"):
         def log_runs(keys):
-            guard(lambda: tracked.add(training.labelled(store, keys)))
+            guard(lambda: tracked.add(training.labelled(store, keys), split))
 
         with TrainingProgress(title) as progress:
             training.complete(store, snakemake.threads, home / "checkpoints" / f"{title}.pt", log_runs, progress)
@@ -31,6 +31,6 @@ with job_log(snakemake.log[0]):
         return training.gather(store)
 
     final, choices = tuning.choose(complete)
-    results.write(complete(final), Path(output.runs).parent)
+    results.write(complete(final, "test"), Path(output.runs).parent)
     tables.write_csv(choices, output.choices)
     guard(lambda: tracked.close([output.runs, output.history, output.choices]))

@@ -403,6 +403,15 @@ def test_the_page_counts_verdicts_and_tells_each_test_once():
     )
 
 
+def test_of_many_comparisons_the_page_tells_the_ends():
+    numbers = "; ".join(f"pair{i} {i - 3:+.2f} (3 of 3 seeds, p 0.01)" for i in range(9)) + "; holds for pair8"
+    table = pd.DataFrame([("a", "b", "c", "d", numbers, PARTLY)], columns=claims.COLUMNS)
+    ends = "least pair0 -3.00 (3 of 3 seeds, p 0.01), greatest pair8 +5.00 (3 of 3 seeds, p 0.01)"
+    assert f"| 9 comparisons, {ends}; holds for pair8 |" in claims.to_markdown(table)
+    few = table.assign(numbers="; ".join(numbers.split("; ")[:8]))
+    assert few["numbers"].item() in claims.to_markdown(few)
+
+
 def test_the_page_is_made_of_the_table_that_is_stored(tmp_path):
     table = claims.claims({"main": frames()}, {"less": {"partition.train_share": 0.1}})
     table.to_csv(tmp_path / "claims.csv", index=False)

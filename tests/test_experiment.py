@@ -395,7 +395,7 @@ def test_the_documented_default_is_the_embedded_experiment():
     assert {job.method for job in load(reference.EMBEDDED).jobs} == set(cgpfl.methods())
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "paper.yaml"])
+@pytest.mark.parametrize("name", ["config.yaml", "quick.yaml", "paper.yaml"])
 def test_the_configurations_are_valid(name):
     path = ROOT / "config" / name
     experiment.read(path)

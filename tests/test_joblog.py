@@ -17,8 +17,8 @@ def test_progress_is_plain_lines_in_the_log(tmp_path):
         for done in range(1, 201):
             progress(done, 200, 0.5)
     first, last = path.read_text().splitlines()
-    assert "train digits/mlr/cgpfl: round 1 of 200, accuracy 50.00%, " in first
-    assert "round 200 of 200, accuracy 50.00%, 0 s left" in last
+    assert "train digits/mlr/cgpfl: 1 of 200 rounds of all batches, accuracy 50.00%, " in first
+    assert "200 of 200 rounds of all batches, accuracy 50.00%, 0 s left" in last
     assert console.file.getvalue() == ""
 
 

@@ -105,6 +105,7 @@ def home(tmp_path) -> Path:
         ),
         ("tested_models", "| `pfedme`: local instead of personal | +2.25 |"),
         ("choices", "| `pfedme` | lr 0.05, eta 0.03*, lam 5 |"),
+        ("counts", "1 claims: 1 holds."),
         (
             "verdicts",
             "**Table 1.** Tested: t.\n\n| claim | verdict | numbers |\n| :-- | :-- | :-- |\n| s | holds | n |",

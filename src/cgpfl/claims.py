@@ -15,6 +15,7 @@ that diverged counts as 0. Whatever part of the runs is there is used, and every
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, product
@@ -71,6 +72,8 @@ SLACK = 5
 SETTLED, FEW_ITERATIONS, FIRST_ROUNDS = 0.01, 5, 10
 STABLE = 0.05
 """The most by which a stable distance changes from the third to the last quarter of the rounds, of itself."""
+SHOWN = 8
+"""The most comparisons that the page on claims tells one by one."""
 LEARNED, FIRST_SHARE = 0.9, 0.1
 """Contexts are learned where `agreement` is at least the first, from the second of the rounds on."""
 
@@ -715,6 +718,16 @@ def to_markdown(table: pd.DataFrame) -> str:
     for (where, test), own in groupby(rows, key=itemgetter("where", "test")):
         lines += [f"**{where[:1].upper()}{where[1:]}.** Tested: {test}.", ""]
         lines += ["| claim | verdict | numbers |", "| :-- | :-- | :-- |"]
-        lines += [f"| {row['statement']} | {row['verdict']} | {row['numbers']} |" for row in own]
+        lines += [f"| {row['statement']} | {row['verdict']} | {_shortened(row['numbers'])} |" for row in own]
         lines.append("")
     return "\n".join(lines)
+
+
+def _shortened(numbers: str) -> str:
+    """The numbers of a claim; of more than SHOWN comparisons the least and the greatest."""
+    texts = numbers.split("; ")
+    compared = {text: float(found[1]) for text in texts if (found := re.search(r" ([+-]\d+\.\d+).* seeds", text))}
+    if len(compared) <= SHOWN:
+        return numbers
+    ends = f"least {min(compared, key=compared.__getitem__)}, greatest {max(compared, key=compared.__getitem__)}"
+    return "; ".join([f"{len(compared)} comparisons, {ends}", *(text for text in texts if text not in compared)])

@@ -52,7 +52,8 @@ def job_log(path: Path | str) -> Iterator[None]:
 class TrainingProgress:
     """Rounds, accuracy and time left of a training job: a bar where the console is a terminal, lines in the log.
 
-    To be called as the engine does, with rounds done, rounds in all and accuracy in 0..1.
+    To be called as the engine does, with rounds done, rounds in all (of all batches of runs together) and accuracy in
+    0..1.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -85,4 +86,11 @@ class TrainingProgress:
         if done == total or passed - self.told >= LINES_APART:
             self.told = passed
             left = passed / done * (total - done)
-            log.info("%s: round %d of %d, accuracy %.2f%%, %.0f s left", self.title, done, total, 100 * accuracy, left)
+            log.info(
+                "%s: %d of %d rounds of all batches, accuracy %.2f%%, %.0f s left",
+                self.title,
+                done,
+                total,
+                100 * accuracy,
+                left,
+            )

@@ -254,6 +254,11 @@ def tested_models(home: Path) -> str:
     return _frame("tested model", cells)
 
 
+def counts(home: Path) -> str:
+    """How many claims have which verdict."""
+    return claims.to_markdown(_table(home, "claims.csv").fillna("")).partition("\n")[0]
+
+
 def verdicts(home: Path) -> str:
     """The claims with their verdicts, and the level that they are tested at."""
     table = claims.to_markdown(_table(home, "claims.csv").fillna("")).strip()
@@ -461,7 +466,22 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
     section.__name__: section
     for section in (
         *(runs, settings, shared, differences, tested_models, fairness, per_round, equal_gradients),
-        *(copied, tuning, tuned, choices, lambdas, verdicts, sizes, eta, literal, ablation, data, partitions, mu),
+        *(
+            copied,
+            tuning,
+            tuned,
+            choices,
+            lambdas,
+            counts,
+            verdicts,
+            sizes,
+            eta,
+            literal,
+            ablation,
+            data,
+            partitions,
+            mu,
+        ),
         *(machine, training_cost, cost, goal),
     )
 }

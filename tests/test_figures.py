@@ -225,6 +225,12 @@ def test_limits_show_where_the_curves_settle(frames):
     assert bottom.get_ylim()[1] < max(line.get_ydata()[0] for line in curves_of(bottom))
 
 
+def test_short_curves_are_shown_from_their_start(frames):
+    early = replace(frames, history=frames.history[frames.history["round"] <= figures.SHORT])
+    top = figures.draw("figure1", early).axes[0]
+    assert top.get_ylim()[0] < min(line.get_ydata()[0] for line in curves_of(top))
+
+
 def test_train_loss_that_was_not_recorded(frames):
     history = frames.history.assign(train_loss=np.nan)
     figure = figures.convergence(frames.table1, history, "mnist")

@@ -99,6 +99,8 @@ STAR: Mapping[str, Any] = {"marker": "*", "color": BLUE, "mec": BLACK, "mew": 0.
 """The number of contexts that cgpfl_heur chose."""
 BASELINES = ("local", "fedavg_ft", "ditto", "pfedme", "cgpfl", "cgpfl_oracle")
 """The methods of the figures over studies."""
+SHORT = 10
+"""Curves of so few points are shown from their start."""
 NUMBERED = 4
 """The most methods that figure 3b writes numbers beside."""
 CONTEXT_COLOURS = (BLUE, ORANGE, YELLOW, "#141414", SKY, VERMILLION, GREEN, PURPLE)
@@ -596,9 +598,9 @@ def _curves(
 ) -> None:
     """A curve for each label of `looks`.
 
-    `settled`: `top` (or `bottom`) where curves rise (fall) fast and settle there: the limits then leave out
-    what lies below (above) all that comes after the first tenth, so that differences between the curves can
-    be seen.
+    `settled`: `top` (or `bottom`) where curves of more than SHORT points rise (fall) fast and settle there: the limits
+    then leave out what lies below (above) all that comes after the first tenth, so that differences between the curves
+    can be seen.
     """
     means = [
         _curve(panel, rows[rows["label"] == label], y, look, x, position)
@@ -607,7 +609,7 @@ def _curves(
     drawn = pd.concat([mean.dropna() for mean in means])
     if drawn.empty:
         panel.text(0.5, 0.5, "not recorded", transform=panel.transAxes, ha="center", va="center", color="0.4")
-    elif settled:
+    elif settled and drawn.index.nunique() > SHORT:
         late = drawn[drawn.index >= drawn.index.min() + 0.1 * (drawn.index.max() - drawn.index.min())]
         low, high = (late.min(), drawn.max()) if settled == "top" else (drawn.min(), late.max())
         margin = 0.06 * (high - low) or 1.0

@@ -113,6 +113,8 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
     assert table["final_mean"].between(0, 100).all()
     by_lam = pd.read_csv(home / "tables/table2.csv")
     assert set(by_lam["lam"]) == {5, 12}
+    swept = pd.read_csv(home / "tables/sweeps.csv")
+    assert set(swept.loc[swept["parameter"] == "lam", "value"]) == {5, 12}
     studies = pd.read_csv(home / "tables/studies.csv").set_index(["study", "method"])
     assert set(studies.index) == {("main", "fedavg"), ("main", "cgpfl[contexts=2]")} | {
         ("half", "fedavg"),
@@ -126,9 +128,9 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
     assert claims["cgpfl[contexts=4] > fedavg, shared"] == "not tested"
     assert (home / "claims.md").read_text().startswith(f"{len(claims)} claims: ")
     cost = pd.read_csv(home / "tables/cost_of_run.csv").set_index("part")
-    assert {"table1", "lam", "half", "tune", "figures"} <= set(cost.index)
-    assert "same" not in cost.index  # its runs are the main experiment's
-    assert cost.loc["half", "runs"] == 1
+    assert {"table1", "lam", "study half", "tune", "figures"} <= set(cost.index)
+    assert "study same" not in cost.index  # its runs are the main experiment's
+    assert cost.loc["study half", "runs"] == 1
     for name in (
         "samples",
         "partitions",
@@ -174,7 +176,7 @@ def test_every_rule_has_a_log_and_a_benchmark(project):
         assert list(home.glob(f"logs/{rule}*")), rule
         assert list(home.glob(f"benchmarks/{rule}*")), rule
     lines = (home / "logs/train/digits/mlr/cgpfl.log").read_text()
-    assert re.search(r"round 4 of 4, accuracy \d+\.\d\d%, 0 s left", lines)
+    assert re.search(r"4 of 4 rounds of all batches, accuracy \d+\.\d\d%, 0 s left", lines)
 
 
 def test_every_step_and_run_is_tracked(project):

@@ -246,7 +246,7 @@ def claims(parts: Parts, changes: Changes) -> pd.DataFrame:
     Args:
         parts: by name, the frames of the main experiment (MAIN), of the tuned methods (TUNED) and of studies, as far
             as they are there.
-        changes: by study, what it sets otherwise. A study that sets nothing otherwise is one of all training data.
+        changes: by study, what it sets otherwise. A study that sets nothing otherwise has all its training data.
     """
     main, tuned = Results.of(parts.get(MAIN)), Results.of(parts.get(TUNED))
     lam, contexts = Results.of(parts.get(MAIN), "lam"), Results.of(parts.get(MAIN), "contexts")

@@ -466,22 +466,8 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
     section.__name__: section
     for section in (
         *(runs, settings, shared, differences, tested_models, fairness, per_round, equal_gradients),
-        *(
-            copied,
-            tuning,
-            tuned,
-            choices,
-            lambdas,
-            counts,
-            verdicts,
-            sizes,
-            eta,
-            literal,
-            ablation,
-            data,
-            partitions,
-            mu,
-        ),
+        *(copied, tuning, tuned, choices, lambdas, counts, verdicts),
+        *(sizes, eta, literal, ablation, data, partitions, mu),
         *(machine, training_cost, cost, goal),
     )
 }

@@ -315,6 +315,16 @@ def test_contexts_learned_after_the_first_tenth_are_late(monkeypatch):
     assert told(frames())["cgpfl_heur: contexts learned"][0] == FAILS
 
 
+def test_one_lambda_is_not_every_lambda():
+    assert told(frames(lams=(11,)))["cgpfl[contexts=4] > pfedme, every lambda"] == (UNTESTED, "")
+
+
+def test_what_was_not_recorded_is_not_judged():
+    own = frames()
+    own["clustering"]["moved"] = math.nan
+    assert told(own)["clustering settles"] == (UNTESTED, "")
+
+
 def test_further_settings_of_a_method_are_no_further_seeds():
     own = frames()
     swept = own["runs"][[parts == ["lam"] for parts in own["runs"]["parts"]]]

@@ -30,13 +30,11 @@ from scipy import stats
 from cgpfl import tables
 from cgpfl.partition import has_contexts
 from cgpfl.results import Frames
-from cgpfl.tables import MAIN
+from cgpfl.tables import MAIN, TUNED
 
 LEVEL = 0.05
 MARGIN = 0.5
 """Points within which two accuracies count as equally good."""
-TUNED = "tuned"
-"""The name of the tuned methods' runs among an experiment's parts."""
 SPREAD = 1e-9
 """Differences nearer to each other than this are equal."""
 COLUMNS = ["id", "where", "statement", "test", "numbers", "verdict"]

@@ -34,6 +34,7 @@ from cgpfl import partition as partitions
 from cgpfl.errors import UserError
 from cgpfl.methods import METHODS, method_named, method_names, own_path
 from cgpfl.methods.base import MOST, number_in
+from cgpfl.tables import MAIN, TUNED, without
 
 Scalar = bool | int | float | str
 Grid = Mapping[str, Sequence[Scalar]]
@@ -51,7 +52,7 @@ PUBLISHED = {
 """Datasets of ten classes whose samples' shape and number (in the pool) are known before they are there."""
 STUDY_KEYS = ("seeds", "datasets", "models", "partition", "training", "params", "model_params", "methods", "sweeps")
 """What a study may change; all of it but sweeps comes from the main experiment where it does not."""
-RESERVED = ("main", "tuned")
+RESERVED = (MAIN, TUNED)
 """Names that the main experiment and its tuned methods have among studies."""
 TABLE1 = "table1"
 """The part of an experiment that `methods` describes; the other parts are its sweeps, by the parameter they vary."""
@@ -611,8 +612,8 @@ def _check_keys(value: Any, where: str) -> None:
 def _of_method(experiment: Experiment, name: str) -> Params:
     """What the entries of a method set, by dotted key; lists where they set several values."""
     found: dict[str, list[Any]] = {}
-    for entry in experiment.methods:
-        for key, value in entry.params.items() if entry.label == name else ():
+    for entry in (entry for entry in experiment.methods if entry.label == name):
+        for key, value in entry.params.items():
             if key != "contexts":
                 found.setdefault(f"methods.{name}.{key}", []).append(value)
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
@@ -847,7 +848,7 @@ def _check_tuned(experiment: Experiment) -> None:
     for job in experiment.tuned_jobs:
         grid = experiment.tuning(job.method)["grid"]
         for run in job.runs:
-            tuned = [name for name in grid if re.search(rf"[\[,]\s*{name}=", run.label)]
+            tuned = [name for name in grid if without(run.label, name) != run.label]
             if TABLE1 in run.parts and tuned:
                 raise UserError(
                     f"methods: {run.label} is told apart by {tuned[0]}, which tune.grids.{job.method} is to tune; set "

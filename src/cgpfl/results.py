@@ -24,7 +24,7 @@ import pandas as pd
 from cgpfl.errors import UserError
 from cgpfl.files import replacing
 from cgpfl.imports import sources
-from cgpfl.tables import MAIN
+from cgpfl.tables import MAIN, TUNED
 
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "runs": {"run": "str", "seed": "int64"},
@@ -263,7 +263,7 @@ def _cost_of_training(runs: Mapping[str, pd.DataFrame], store: Store) -> pd.Data
 
 def _part(name: str) -> str:
     """What the runs of a study, or of the tuned methods, are called: no sweep's name."""
-    return name if name == "tuned" else f"study {name}"
+    return name if name == TUNED else f"study {name}"
 
 
 def _most_frequent(values: pd.Series) -> Any:
@@ -291,8 +291,10 @@ def join(parts: Sequence[Frames]) -> dict[str, pd.DataFrame]:
     for name in COLUMNS:
         frames = [part[name] for part in parts if len(part[name])]
         frame = pd.concat(frames, ignore_index=True) if frames else _empty(name)
-        lacking = [column for column in COLUMNS[name] if column not in frame.columns]
-        joined[name] = frame.assign(**dict.fromkeys(lacking, float("nan")))
+        for column in COLUMNS[name]:
+            if column not in frame.columns:
+                frame[column] = float("nan")
+        joined[name] = frame
     return joined
 
 

@@ -30,8 +30,8 @@ NUMBERS = ["n_seeds", "final_mean", "final_std", "best_mean", "best_std", "paper
 TABLE1 = [*IDENTITY, *NUMBERS]
 TABLE2 = [*IDENTITY, "lam", *NUMBERS]
 SWEEPS = [*IDENTITY, "parameter", "value", *(name for name in NUMBERS if name not in ("paper", "difference"))]
-MAIN = "main"
-"""The main experiment's name among its studies."""
+MAIN, TUNED = "main", "tuned"
+"""The names among an experiment's studies of the main experiment and of its tuned methods."""
 STUDIES = ["study", "changes", "train_samples", *TABLE1, "to_main_mean", "to_main_std", "shared_seeds"]
 
 PAPER_METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -158,20 +158,24 @@ def table1(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResul
 
 def table2(runs: pd.DataFrame, history: pd.DataFrame, paper: Sequence[PaperResult] = ()) -> pd.DataFrame:
     """Table 2: as table1, a row for each lambda, ascending (columns TABLE2); the label leaves lambda out."""
-    labels = [without(label, "lam") for label in runs["label"]]
-    results = results_by_run(runs.assign(label=labels, lam=runs.get("lam", np.nan)), history)
-    return _accuracy_table(results, ["lam"], paper)[TABLE2]
+    return _by_value(runs, history, "lam", paper)[TABLE2]
 
 
 def sweeps(runs: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     """As table1, a row for each value of each swept parameter, ascending; columns SWEEPS."""
     swept = dict.fromkeys(name for parts in runs["parts"] for name in parts if name != "table1")
-    rows = [pd.DataFrame(columns=SWEEPS)]
-    for name in swept:
-        own = part(runs, name)
-        own = own.assign(label=[without(label, name) for label in own["label"]], value=own[name])
-        rows.append(_accuracy_table(results_by_run(own, history), ["value"], ()).assign(parameter=name))
-    return pd.concat(rows if len(rows) == 1 else rows[1:], ignore_index=True)[SWEEPS]
+    found = [
+        _by_value(part(runs, name), history, name, ()).rename(columns={name: "value"}).assign(parameter=name)
+        for name in swept
+    ]
+    return pd.concat(found, ignore_index=True)[SWEEPS] if found else pd.DataFrame(columns=SWEEPS)
+
+
+def _by_value(runs: pd.DataFrame, history: pd.DataFrame, name: str, paper: Sequence[PaperResult]) -> pd.DataFrame:
+    """Accuracies for each value of a parameter, which labels leave out; runs without it have none."""
+    labels = [without(label, name) for label in runs["label"]]
+    runs = runs.assign(**{"label": labels, name: runs.get(name, np.nan)})
+    return _accuracy_table(results_by_run(runs, history), [name], paper)
 
 
 def comparable(runs: pd.DataFrame, name: str = "table1") -> pd.DataFrame:

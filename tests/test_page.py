@@ -97,6 +97,7 @@ def home(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("section", "line"),
     [
+        ("runs", "Seeds 3, 4; datasets mnist; models mlr."),
         ("shared", "| `pfedme` | 88.00 ± 0.50 (90.00) |"),
         ("differences", "1 of 2 accuracies are within 1 point of the paper's. The others:"),
         (
@@ -135,6 +136,13 @@ def home(tmp_path) -> Path:
 )
 def test_sections_by_hand(home, section, line):
     assert line in page.SECTIONS[section](home)
+
+
+def test_own_datasets_and_models_are_told_by_name(tmp_path):
+    photos = {"name": "photos", "kind": "image_folder", "path": "photos.zip"}
+    config = {"seeds": [0], "datasets": ["mnist", photos], "models": ["cnn", {"nets:make_net": {"width": 3}}]}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert page.runs(tmp_path) == "Seeds 0; datasets mnist, photos; models cnn, make_net."
 
 
 def test_a_choice_is_only_among_the_choices(home):

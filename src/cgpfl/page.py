@@ -17,7 +17,7 @@ import yaml
 
 from cgpfl import claims, tables
 from cgpfl.errors import UserError
-from cgpfl.experiment import PUBLISHED, Experiment, Tune
+from cgpfl.experiment import PUBLISHED, Dataset, Experiment, ModelEntry, Tune
 from cgpfl.methods.cgpfl import AUTO_MU
 
 CLOSE = 1.0
@@ -115,10 +115,14 @@ def _given(home: Path, key: str) -> Any:
 
 def runs(home: Path) -> str:
     """Which seeds, datasets and models the results are of."""
-    config = _config(home)
-    config.setdefault("seeds", Experiment.model_fields["seeds"].default)
-    names = {key: ", ".join(map(str, config[key])) for key in ("seeds", "datasets", "models")}
-    return f"Seeds {names['seeds']}; datasets {names['datasets']}; models {names['models']}."
+    seeds = _config(home).get("seeds", Experiment.model_fields["seeds"].default)
+    models = [ModelEntry.model_validate(model).label for model in _given(home, "models")]
+    parts = {"Seeds": map(str, seeds), "datasets": _datasets(home), "models": models}
+    return "; ".join(f"{name} {', '.join(each)}" for name, each in parts.items()) + "."
+
+
+def _datasets(home: Path) -> list[str]:
+    return [Dataset.model_validate(dataset).name for dataset in _given(home, "datasets")]
 
 
 def settings(home: Path) -> str:
@@ -268,7 +272,7 @@ def verdicts(home: Path) -> str:
 def sizes(home: Path) -> str:
     """What uniform draws of clients' sizes would take, and what there is."""
     clients, least, most = (_given(home, f"partition.{key}") for key in ("clients", "min_samples", "max_samples"))
-    names = [name for name in map(str, _given(home, "datasets")) if name in PUBLISHED]
+    names = [name for name in _datasets(home) if name in PUBLISHED]
     pools = ", ".join(f"{name} has {PUBLISHED[name][1]:,}" for name in names)
     return (
         f"{clients} uniform draws from {least} to {most} take {clients * (least + most) / 2:,.0f} in the mean; {pools}"

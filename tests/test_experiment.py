@@ -155,7 +155,9 @@ def test_tuning_has_the_grids_of_the_types_unless_told_otherwise():
     assert given.tuning("cgpfl") == {"grid": {"lam": [1, 2]}, "seeds": [0], "rounds": 7, "validation": 0.2}
     assert given.tuning("local")["grid"] == experiment.GRIDS["local"]
     assert [job.method for job in given.tuned_jobs] == ["local", "cgpfl", "cgpfl_heur"]
+    assert [given.validation(seed) for seed in (0, 1)] == [0.2, None]
     assert load(SMALL).tuning_seeds == load(SMALL).tuned_jobs == []
+    assert load(SMALL).validation(0) is None
     for method, grid in experiment.GRIDS.items():
         load(small(tune={"grids": {method: {name: list(values) for name, values in grid.items()}}}))
 

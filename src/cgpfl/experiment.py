@@ -438,6 +438,10 @@ class Experiment(Section):
         """The seeds of the tuning; none where nothing is tuned."""
         return [] if self.tune is None else self.tune.seeds or self.seeds[:1]
 
+    def validation(self, seed: int) -> float | None:
+        """The share of the training samples that tuning cuts from a seed's partition, None if it cuts none."""
+        return self.tune.validation if self.tune and seed in self.tuning_seeds else None
+
     def tuning(self, method: str) -> Params:
         """How a method is tuned, for `cgpfl.tuning.Tuning`; a method without a grid has an empty one."""
         tune = self.tune or Tune()

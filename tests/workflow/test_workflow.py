@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -231,6 +232,19 @@ def test_a_mistake_in_the_configuration_ends_before_any_job(tmp_path):
     assert "params.lr: '1e-3' given, valid is a number above 0 (this is text: write 0.001)" in output
     assert "Traceback" not in output
     assert not (folder / "results").exists()
+
+
+def test_data_that_cannot_be_cut_for_tuning_end_before_any_training(tmp_path):
+    folder = copy_of_project(tmp_path)
+    labels = np.tile([0, 0, 1], 4)  # of a client's samples one is for testing, and each class keeps its last
+    np.savez(folder / "few.npz", x=np.arange(60.0).reshape(12, 5), y=labels, client=np.repeat(np.arange(4), 3))
+    few = {"datasets": [{"name": "few", "kind": "npz", "path": "few.npz"}], "partition": {"test_fraction": 0.25}}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**TINY, **few, "studies": {}}))
+    output = run(folder, "--keep-going", fails=True)
+    assert "client 0's training part" in output
+    assert "Traceback" not in output
+    assert not stored(folder)
+    assert not list(folder.glob("results/tiny/runs/**/*.parquet"))
 
 
 def test_a_new_seed_trains_only_its_runs_and_what_tracking_missed_is_logged_by_sync(project):

@@ -9,6 +9,7 @@ rule data:
         "<results>/logs/data/{dataset}.log",
     benchmark:
         "<results>/benchmarks/data/{dataset}.tsv"
+    priority: 1
     conda:
         "../../environment.yml"
     params:

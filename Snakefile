@@ -83,12 +83,10 @@ report: "workflow/report/workflow.rst"
 
 localrules:
     all,
-    tracking,
     report,
     sync,
 
 
-include: "workflow/rules/tracking.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/partition.smk"
 include: "workflow/rules/train.smk"
@@ -98,7 +96,7 @@ include: "workflow/rules/studies.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/claims.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/sync.smk"
+include: "workflow/rules/tracking.smk"
 
 
 rule all:

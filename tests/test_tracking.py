@@ -95,7 +95,7 @@ def test_a_training_step_is_a_parent_with_a_child_for_each_run(folder):
 
 
 def test_the_database_is_where_plain_mlflow_ui_looks(folder):
-    tracking.prepare("x")
+    tracking.record(a_step("tables", key="one"))
     assert (folder / "mlflow.db").is_file()
     assert not (folder / "mlruns").exists()
 
@@ -157,11 +157,19 @@ def test_a_dataset_is_known_by_its_contents(folder):
 
 
 def test_a_deleted_experiment_is_taken_up_again():
-    tracking.prepare("x")
+    tracking.record(a_step("tables", key="one"))
     client = database()
     client.delete_experiment(client.get_experiment_by_name("x").experiment_id)
-    assert tracking.record(a_step("tables", key="one"))
-    assert len(all_runs()) == 1
+    assert tracking.record(a_step("tables", key="two"))
+    assert len(all_runs()) == 2
+
+
+def test_an_experiment_that_another_job_makes_at_the_same_time_is_used(monkeypatch):
+    tracking.record(a_step("tables", key="one"))
+    find, answers = MlflowClient.get_experiment_by_name, iter([None])
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *a: next(answers, find(*a)))
+    assert tracking.record(a_step("tables", key="two"))
+    assert len(all_runs()) == 2
 
 
 LOGGER = """
@@ -226,7 +234,6 @@ def answers(address: str) -> bool:
 def test_a_server_named_by_the_environment_is_used(server, folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     (folder / "history.parquet").write_text("rows")
-    tracking.prepare("x")
     log = a_log()
     log.add([a_run("k0")])
     log.close(["history.parquet"])

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 from mlflow.entities import Dataset as MlflowDataset
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from cgpfl.datasets import Dataset
@@ -106,11 +107,6 @@ def address() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DATABASE}"
 
 
-def prepare(experiment: str) -> None:
-    """Brings MLflow's database up to date and makes the experiment, before jobs log to it side by side."""
-    _Experiment(experiment)
-
-
 def record(step: Step) -> bool:
     """Logs a step with its files. Returns False, and does nothing, where its content is there already."""
     experiment = _Experiment(step.experiment)
@@ -178,7 +174,12 @@ class _Experiment:
     def _find_or_create(self, name: str, artifacts: str | None) -> str:
         found = self.client.get_experiment_by_name(name)
         if found is None:
-            return self.client.create_experiment(name, artifact_location=artifacts)
+            try:
+                return self.client.create_experiment(name, artifact_location=artifacts)
+            except MlflowException:  # another job may have made it on the server just now
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise
         if found.lifecycle_stage == "deleted":
             self.client.restore_experiment(found.experiment_id)
         return found.experiment_id

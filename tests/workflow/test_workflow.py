@@ -161,7 +161,6 @@ def test_a_run_makes_everything_and_says_where_it_is(first):
 def test_every_rule_has_a_log_and_a_benchmark(project):
     home = project / "results/tiny"
     for rule in (
-        "tracking",
         "data",
         "partition",
         "train",
@@ -195,6 +194,12 @@ def test_every_step_and_run_is_tracked(project):
 
 def test_unchanged_work_is_not_done_again(project):
     assert "Nothing to be done" in run(project)
+
+
+def test_another_experiment_takes_the_data_as_they_are(project):
+    planned = jobs(run(project, "--dry-run", "--config", "name=other"))
+    assert "data" not in planned
+    assert planned["partition"] == 3  # the main experiment's and two studies'
 
 
 def test_editing_the_figures_trains_nothing(project):

@@ -2,7 +2,6 @@
 rule data:
     input:
         source=lambda wildcards: experiment.sources[wildcards.dataset].path or [],
-        tracking=ancient("<results>/tracking/ready"),
     output:
         "data/{dataset}.npz",
     log:

@@ -3,7 +3,6 @@
 rule partition:
     input:
         data="data/{dataset}.npz",
-        tracking=ancient("<results>/tracking/ready"),
         source=SOURCE / "partition.py",
     output:
         partition="<results>/{folder}partitions/{dataset}/seed{seed}.npz",

@@ -1,14 +1,26 @@
-# MLflow's database and the experiment in it are made once, before jobs log to them side by side.
-rule tracking:
-    output:
-        touch("<results>/tracking/ready"),
+# Logs everything that is not in MLflow yet, for when it could not be reached during the run.
+rule sync:
+    input:
+        data=expand("data/{dataset}.npz", dataset=experiment.sources),
+        partitions=expand("<results>/{partition}.png", partition=PARTITIONS),
+        runs=[
+            f"<results>/{folder}runs/{job}/runs.parquet"
+            for folder, jobs in JOBS.items()
+            for job in jobs
+        ],
+        tuned_runs=expand("{folder}/runs.parquet", folder=ALL_RUNS.get("tuned", [])),
+        tables=rules.tables.output,
+        figures=rules.figures.output,
+        studies=rules.studies.output if experiment.studies else [],
+        tuned=rules.tuned.output if experiment.tune else [],
+        claims=rules.claims.output,
     log:
-        "<results>/logs/tracking.log",
+        "<results>/logs/sync.log",
     benchmark:
-        "<results>/benchmarks/tracking.tsv"
+        "<results>/benchmarks/sync.tsv"
     conda:
         "../../environment.yml"
     message:
-        "Preparing MLflow."
+        "Logging what MLflow lacks."
     script:
-        "../scripts/tracking.py"
+        "../scripts/sync.py"

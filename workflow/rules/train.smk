@@ -9,7 +9,6 @@ rule train:
             dataset=wildcards.dataset,
             seed=PARTS[wildcards.folder].seeds,
         ),
-        tracking=ancient("<results>/tracking/ready"),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py"],
         own=lambda wildcards: [

@@ -8,7 +8,6 @@ rule tune:
             dataset=wildcards.dataset,
             seed=sorted({*experiment.seeds, *experiment.tuning_seeds}),
         ),
-        tracking=ancient("<results>/tracking/ready"),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py", SOURCE / "tuning.py"],
         own=lambda wildcards: [

@@ -14,6 +14,9 @@ from torch.nn.functional import conv2d
 from cgpfl.clients import Batch
 from cgpfl.nets import DenseStack, Factors, Net, Rows
 
+AT_ONCE = 64
+"""Images that a CPU's convolutions are tested on at once; what they make of many more does not fit in the cache."""
+
 
 class ConvStack(Net):
     """Convolutions with ReLU and max pooling, then a ``DenseStack``.
@@ -40,7 +43,12 @@ class ConvStack(Net):
 
     def logits(self, w: Rows, x: Tensor) -> Tensor:
         own, tail = w.parts
-        return self.tail.logits(tail, torch.stack([self._forward(p, s)[-1] for p, s in zip(own, x, strict=True)]))
+        size = AT_ONCE if x.device.type == "cpu" else max(1, x.shape[1])
+        features = [
+            torch.cat([self._forward(parameters, some)[-1] for some in samples.split(size)])
+            for parameters, samples in zip(own, x, strict=True)
+        ]
+        return self.tail.logits(tail, torch.stack(features))
 
     def gradient(self, w: Rows, batch: Batch, scale: Tensor) -> tuple[list[list[Tensor]], Factors]:
         own, tail = w.parts

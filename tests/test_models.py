@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
@@ -241,15 +242,17 @@ def conv(channels: int, filters: list[int], kernel: int, stride: int, padding: i
     pool=st.sampled_from([(2, 2, 0), (2, 1, 0), (2, 2, 1), (1, 1, 0)]),
     rows=st.integers(1, 3),
     n=st.integers(1, 4),
+    at_once=st.integers(1, 5),
     seed=st.integers(0, 2**20),
 )
-def test_the_convolutional_stack_is_autograd(channels, filters, kernel, stride, padding, pool, rows, n, seed):
+def test_the_convolutional_stack_is_autograd(channels, filters, kernel, stride, padding, pool, rows, n, at_once, seed):
     def build() -> nn.Module:
         return conv(channels, filters, kernel, stride, padding, pool)
 
     net = as_net(build, CPU)
     assert isinstance(net, ConvStack)
-    assert_net_is(net, build(), *case(net.size, (channels, 23, 24), rows, n, 3, seed))
+    with mock.patch.object(convolution, "AT_ONCE", at_once):
+        assert_net_is(net, build(), *case(net.size, (channels, 23, 24), rows, n, 3, seed))
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (2, 2), (3, 2), (4, 5)])

@@ -38,9 +38,10 @@ lint: env
 config: env
 	python -m cgpfl.reference config
 
-# Writes docs/REPRODUCTION.md from its template and what is in results/paper.
+# Writes docs/REPRODUCTION.md and docs/CIFAR10.md from their templates and what is in results/paper.
 page: env
 	python -m cgpfl.page results/paper docs/REPRODUCTION.md
+	python -m cgpfl.page results/paper/cifar10-jpeg docs/CIFAR10.md
 
 # Gradient steps per second beside the usual way, where a run's time goes, and how it scales (forty minutes on two cores).
 bench: env

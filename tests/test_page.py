@@ -12,10 +12,11 @@ from cgpfl.errors import UserError
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_committed_page_is_made_of_the_committed_results():
+@pytest.mark.parametrize(("name", "folder"), [("REPRODUCTION", "paper"), ("CIFAR10", "paper/cifar10-jpeg")])
+def test_the_committed_pages_are_made_of_the_committed_results(name, folder):
     """If this fails, run `make page`."""
-    template = (ROOT / "docs/REPRODUCTION.template.md").read_text(encoding="utf-8")
-    assert page.build(template, ROOT / "results/paper") == (ROOT / "docs/REPRODUCTION.md").read_text(encoding="utf-8")
+    template = (ROOT / f"docs/{name}.template.md").read_text(encoding="utf-8")
+    assert page.build(template, ROOT / "results" / folder) == (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
 
 
 def test_without_results_every_section_says_what_is_missing(tmp_path):

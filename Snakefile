@@ -54,7 +54,7 @@ TUNED_JOBS = [
     f"{job.dataset}/{job.model}/{job.method}" for job in experiment.tuned_jobs
 ]
 TUNED = [f"results/{experiment.name}/tuned/runs/{job}" for job in TUNED_JOBS]
-ALL_RUNS = {**RUNS, **({"tuned": TUNED} if experiment.tune else {})}
+ALL_RUNS = {**RUNS, **({tables.TUNED: TUNED} if experiment.tune else {})}
 PARTITIONS = [
     f"{folder}partitions/{dataset.name}/seed{seed}"
     for folder, part in PARTS.items()

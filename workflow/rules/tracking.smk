@@ -8,7 +8,9 @@ rule sync:
             for folder, jobs in JOBS.items()
             for job in jobs
         ],
-        tuned_runs=expand("{folder}/runs.parquet", folder=ALL_RUNS.get(tables.TUNED, [])),
+        tuned_runs=expand(
+            "{folder}/runs.parquet", folder=ALL_RUNS.get(tables.TUNED, [])
+        ),
         tables=rules.tables.output,
         figures=rules.figures.output,
         studies=rules.studies.output if experiment.studies else [],

@@ -1,7 +1,7 @@
 # The whole workflow: data -> partition -> train -> tables and figures, tracked in MLflow.
 #   snakemake --cores 2                                      the default experiment, config/config.yaml
 #   snakemake --cores 2 --configfile config/paper.yaml       another one
-#   snakemake --cores 2 sync                                 logs what tracking has missed
+#   snakemake sync --cores 2 --configfile ...                logs what tracking has missed of it
 import os
 from pathlib import Path
 
@@ -53,6 +53,15 @@ CHANGES = {
 TUNED_JOBS = [
     f"{job.dataset}/{job.model}/{job.method}" for job in experiment.tuned_jobs
 ]
+# What tuning cuts, by dataset: the validation parts of its seeds, where a method has values to try.
+VALIDATION = {
+    job.dataset: [
+        f"results/{experiment.name}/validation/{job.dataset}/seed{seed}.npz"
+        for seed in experiment.tuning_seeds
+    ]
+    for job in experiment.tuned_jobs
+    if experiment.tuning(job.method)["grid"]
+}
 TUNED = [f"results/{experiment.name}/tuned/runs/{job}" for job in TUNED_JOBS]
 ALL_RUNS = {**RUNS, **({tables.TUNED: TUNED} if experiment.tune else {})}
 PARTITIONS = [
@@ -89,6 +98,7 @@ localrules:
 
 include: "workflow/rules/data.smk"
 include: "workflow/rules/partition.smk"
+include: "workflow/rules/validation.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/tune.smk"
 include: "workflow/rules/tables.smk"
@@ -126,9 +136,19 @@ onsuccess:
             sep="\n",
         )
         print(f"Tables:  {home}/tables/      Figures: {home}/figures/")
-        print(f"Report:  {home}/report.html  Runs:    mlflow ui")
+        print("Runs:    mlflow ui")
+    if (home / "report.html").is_file():
+        print(f"Report:  {home}/report.html")
     unsent = sorted((home / "unsent").glob("*"))
     if unsent:
+        given = " ".join(
+            [
+                "",
+                "--configfile",
+                *map(os.path.relpath, workflow.overwrite_configfiles),
+            ]
+        )
         print(
-            f"Tracking failed for {len(unsent)} steps: `snakemake --cores 1 sync` logs them."
+            f"Tracking failed for {len(unsent)} steps; this logs them: snakemake sync --cores 1"
+            f"{given if workflow.overwrite_configfiles else ''}"
         )

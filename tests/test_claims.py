@@ -265,7 +265,7 @@ def test_numbers_of_claims_by_threshold(verdicts):
     numbers = verdicts[1]
     assert numbers["k-means is quick"] == "mnist/mlr mean 2.0, most 2"
     assert numbers["clustering settles"] == "mnist/mlr 14.6% in the first quarter, 0.0% in the last"
-    assert numbers["distances become stable"] == "mnist/mlr between +10.0%; mnist/mlr within +0.0%"
+    assert numbers["distances become stable"] == "mnist/mlr between +10.00%; mnist/mlr within +0.00%"
     learned = "mnist/mlr mean -0.50 in the first round, at least {} from round 10 on"
     assert numbers["cgpfl_heur: contexts learned"] == learned.format("1.00")
     assert numbers["cgpfl[contexts=4]: contexts learned"] == learned.format("-0.50")
@@ -338,7 +338,7 @@ def test_further_settings_of_a_method_are_no_further_seeds():
 def test_distances_that_shrink_are_not_stable():
     own = frames()
     own["clustering"].loc[own["clustering"]["round"] > 75, ["between", "within"]] = [5.0, 3.9]
-    expected = (PARTLY, "mnist/mlr between -50.0%; mnist/mlr within -2.5%")
+    expected = (PARTLY, "mnist/mlr between -50.00%; mnist/mlr within -2.50%")
     assert told(own)["distances become stable"] == expected
 
 

@@ -152,12 +152,11 @@ def test_a_study_of_other_settings_of_a_method_is_not_the_main_experiment():
 
 def test_tuning_has_the_grids_of_the_types_unless_told_otherwise():
     given = load(small(tune={"grids": {"cgpfl": {"lam": [1, 2]}}, "rounds": 7}))
-    assert given.tuning("cgpfl") == {"grid": {"lam": [1, 2]}, "seeds": [0], "rounds": 7, "validation": 0.2}
+    assert given.tuning("cgpfl") == {"grid": {"lam": [1, 2]}, "rounds": 7}
     assert given.tuning("local")["grid"] == experiment.GRIDS["local"]
     assert [job.method for job in given.tuned_jobs] == ["local", "cgpfl", "cgpfl_heur"]
-    assert [given.validation(seed) for seed in (0, 1)] == [0.2, None]
+    assert given.tuning_seeds == [0]
     assert load(SMALL).tuning_seeds == load(SMALL).tuned_jobs == []
-    assert load(SMALL).validation(0) is None
     for method, grid in experiment.GRIDS.items():
         load(small(tune={"grids": {method: {name: list(values) for name, values in grid.items()}}}))
 
@@ -242,6 +241,7 @@ WRONG = {
     "a name that is taken": ({"studies": {"tuned": {}}}, "'tuned' cannot be a study's name; .* any but main and tuned"),
     "a study's value": ({"studies": {"a": {"params": {"lr": -1}}}}, "studies.a: params.lr: -1 given, valid is"),
     "a study of a study": ({"studies": {"a": {"studies": {}}}}, "studies.a.studies: a study cannot change this"),
+    "no mapping": ({"tune": True}, r"tune is true; valid is a mapping of keys \(validation, .* and grids\) or null"),
     "no study": ({"studies": {"a": 3}}, "studies.a is 3; valid is a mapping of keys"),
     "two datasets of a name": (
         {

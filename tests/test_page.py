@@ -70,6 +70,7 @@ def home(tmp_path) -> Path:
     partition = {"scheme": "cyclic", "clients": 40, "min_samples": 400, "max_samples": 5000}
     config = {"seeds": [3, 4], "datasets": ["mnist"], "models": ["mlr"], "partition": partition,
               "training": {"rounds": 7}, "params": {"lam": 12, "eta": 0.05}, "tune": {"validation": 0.25},
+              "methods": ["pfedme", {"cgpfl": {"contexts": 4}}],
               "sweeps": {"lam": {"values": {"mnist/mlr": [11, 19]}}}}  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     lam = {**ROW, **NUMBERS, "n_seeds": 3}
@@ -99,6 +100,7 @@ def home(tmp_path) -> Path:
     ("section", "line"),
     [
         ("runs", "Seeds 3, 4; datasets mnist; models mlr."),
+        ("settings", "40 clients, rounds 7, eta 0.05, lam 12; `cgpfl`: contexts 4."),
         ("shared", "| `pfedme` | 88.00 ± 0.50 (90.00) |"),
         ("differences", "1 of 2 accuracies are within 1 point of the paper's. The others:"),
         (
@@ -144,6 +146,13 @@ def test_own_datasets_and_models_are_told_by_name(tmp_path):
     config = {"seeds": [0], "datasets": ["mnist", photos], "models": ["cnn", {"nets:make_net": {"width": 3}}]}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     assert page.runs(tmp_path) == "Seeds 0; datasets mnist, photos; models cnn, make_net."
+
+
+def test_claims_of_which_none_is_tested_have_no_numbers(tmp_path):
+    untested = [["c", "table 1", "s", "t", "", claims.UNTESTED]]
+    pd.DataFrame(untested, columns=claims.COLUMNS).to_csv(tmp_path / "claims.csv", index=False)
+    assert page.counts(tmp_path) == "1 claims: 1 not tested."
+    assert page.verdicts(tmp_path) == "Level of the tests: 5%.\n\n"
 
 
 def test_a_choice_is_only_among_the_choices(home):

@@ -172,6 +172,18 @@ def test_an_experiment_that_another_job_makes_at_the_same_time_is_used(monkeypat
     assert len(all_runs()) == 2
 
 
+def test_an_experiment_that_another_job_restores_at_the_same_time_is_used(monkeypatch):
+    tracking.record(a_step("tables", key="one"))
+    client, find = database(), MlflowClient.get_experiment_by_name
+    own = client.get_experiment_by_name("x").experiment_id
+    client.delete_experiment(own)
+    seen = iter([client.get_experiment_by_name("x")])
+    client.restore_experiment(own)
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *a: next(seen, None) or find(*a))
+    assert tracking.record(a_step("tables", key="two"))
+    assert len(all_runs()) == 2
+
+
 LOGGER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -183,16 +195,18 @@ log.close()
 """
 
 
-def test_eight_jobs_logging_at_once_lose_nothing():
+@pytest.mark.parametrize(("address", "jobs"), [("sqlite:///mlflow.db", 8), ("sqlite:///own.db?timeout=60", 3)])
+def test_jobs_logging_at_once_lose_nothing(address, jobs, monkeypatch):
     """Even where all are the first users of a new database."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     command = [sys.executable, "-c", LOGGER, str(Path(__file__).parent)]
-    jobs = [subprocess.Popen([*command, str(job)], stderr=subprocess.PIPE, text=True) for job in range(8)]
-    errors = [job.communicate()[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [0] * 8, errors
-    runs = all_runs()
-    assert len(runs) == 8 * 6
+    started = [subprocess.Popen([*command, str(job)], stderr=subprocess.PIPE, text=True) for job in range(jobs)]
+    errors = [job.communicate()[1] for job in started]
+    assert [job.returncode for job in started] == [0] * jobs, errors
+    client = MlflowClient(address)
+    runs = all_runs(client)
+    assert len(runs) == 6 * jobs
     assert {run.info.status for run in runs} == {"FINISHED"}
-    client = database()
     for run in children(runs).values():
         assert len(client.get_metric_history(run.info.run_id, "accuracy/personal")) == 100
 

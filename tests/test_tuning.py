@@ -58,7 +58,10 @@ def tuning(dataset, parts, method="ditto", **changes) -> Tuning:
     experiment = load({**CONFIG, "methods": [method], **changes})
     own = experiment.tuning(method)
     settings = experiment.training.model_dump()
-    return Tuning(experiment.job("digits", "mlr", method), settings, **own, dataset=dataset, partitions=parts)
+    seeds, share = experiment.tuning_seeds, experiment.tune.validation
+    cut = {seed: partition.split_validation(parts[seed], dataset.y, share, seed) for seed in seeds}
+    job = experiment.job("digits", "mlr", method)
+    return Tuning(job, settings, **own, dataset=dataset, partitions=parts, validation=cut)
 
 
 def parts_of(dataset):

@@ -565,7 +565,7 @@ def _distances_become_stable(own: Results) -> Claim:
         last = rows[rows["round"] > 3 * quarter]
         for name in ("between", "within"):
             change = last[name].mean() / third[name].mean() - 1
-            told[f"{pair} {name}"] = (abs(change), f"{change:+.1%}")
+            told[f"{pair} {name}"] = (abs(change), f"{change:+.2%}")
     return _by_threshold(claim, told, STABLE)
 
 

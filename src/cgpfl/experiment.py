@@ -438,19 +438,10 @@ class Experiment(Section):
         """The seeds of the tuning; none where nothing is tuned."""
         return [] if self.tune is None else self.tune.seeds or self.seeds[:1]
 
-    def validation(self, seed: int) -> float | None:
-        """The share of the training samples that tuning cuts from a seed's partition, None if it cuts none."""
-        return self.tune.validation if self.tune and seed in self.tuning_seeds else None
-
     def tuning(self, method: str) -> Params:
         """How a method is tuned, for `cgpfl.tuning.Tuning`; a method without a grid has an empty one."""
         tune = self.tune or Tune()
-        return {
-            "grid": tune.grids.get(method, GRIDS.get(method, {})),
-            "seeds": self.tuning_seeds,
-            "rounds": tune.rounds or self.training.rounds,
-            "validation": tune.validation,
-        }
+        return {"grid": tune.grids.get(method, GRIDS.get(method, {})), "rounds": tune.rounds or self.training.rounds}
 
     def job(self, dataset: str, model: str, method: str) -> Job:
         """The training job of a dataset, model and method."""
@@ -921,9 +912,10 @@ def _child(schema: Mapping[str, Any], node: Mapping[str, Any], step: str | int) 
 
 
 def _resolved(schema: Mapping[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """A node with what it refers to."""
+    """A node, and its branches, with what they refer to."""
     reference = node.get("$ref") or ""
-    return schema["$defs"][reference.rpartition("/")[2]] | node if reference else node
+    node = schema["$defs"][reference.rpartition("/")[2]] | node if reference else node
+    return node | {"anyOf": [_resolved(schema, branch) for branch in node["anyOf"]]} if "anyOf" in node else node
 
 
 def in_words(node: Mapping[str, Any]) -> str:

@@ -126,12 +126,21 @@ def _datasets(home: Path) -> list[str]:
 
 
 def settings(home: Path) -> str:
-    """The shared settings of Table 1."""
+    """The shared settings of Table 1, and what methods have of their own."""
     config = _config(home)
-    own = [f"{key} {value}" for key, value in config.get("params", {}).items()]
     training, clients = config.get("training", {}), config.get("partition", {}).get("clients", "")
-    given = [f"{key} {training[key]}" for key in ("rounds", "batch_size") if key in training]
-    return f"{clients} clients, {', '.join([*given, *own])}."
+    given = {key: training[key] for key in ("rounds", "batch_size") if key in training}
+    own = [
+        f"`{name}`: {_values(values)}"
+        for entry in config.get("methods", [])
+        if isinstance(entry, Mapping)
+        for name, values in entry.items()
+    ]
+    return "; ".join([f"{clients} clients, {_values({**given, **config.get('params', {})})}", *own]) + "."
+
+
+def _values(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in params.items())
 
 
 def _compared(home: Path, name: str) -> str:
@@ -258,14 +267,18 @@ def tested_models(home: Path) -> str:
     return _frame("tested model", cells)
 
 
+def _claims(home: Path) -> pd.DataFrame:
+    return _table(home, "claims.csv").astype(object).fillna("")
+
+
 def counts(home: Path) -> str:
     """How many claims have which verdict."""
-    return claims.to_markdown(_table(home, "claims.csv").fillna("")).partition("\n")[0]
+    return claims.to_markdown(_claims(home)).partition("\n")[0]
 
 
 def verdicts(home: Path) -> str:
     """The claims with their verdicts, and the level that they are tested at."""
-    table = claims.to_markdown(_table(home, "claims.csv").fillna("")).strip()
+    table = claims.to_markdown(_claims(home)).partition("\n")[2].strip()
     return f"Level of the tests: {claims.LEVEL:.0%}.\n\n{table}"
 
 

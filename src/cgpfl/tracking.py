@@ -17,7 +17,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -35,7 +34,7 @@ from cgpfl.results import SETTINGS, Stored, file_key, home
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DATABASE = "mlflow.db"
+SQLITE, DATABASE = "sqlite:///", "mlflow.db"
 STEP, KEY, PARENT = "cgpfl.step", "cgpfl.key", "mlflow.parentRunId"
 METRICS_A_CALL, PARAMS_A_CALL, DIGEST_LENGTH = 1000, 100, 36
 """What MLflow takes at most."""
@@ -104,7 +103,7 @@ def failure(error: Exception) -> str:
 
 def address() -> str:
     """Where MLflow keeps its runs: MLFLOW_TRACKING_URI, or the database in the current folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DATABASE}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{DATABASE}"
 
 
 def record(step: Step) -> bool:
@@ -164,14 +163,19 @@ class _Experiment:
         # A server that is away is given up after seconds, not MLflow's ten minutes; both can be set from outside.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        local = address() == f"sqlite:///{DATABASE}"
+        file, _, options = address().removeprefix(SQLITE).partition("?")
+        if not address().startswith(SQLITE):
+            self.client = MlflowClient(address())
+            self.id = self._find_or_create(name)
+            return
         # SQLite's own wait for other writers is five seconds, too short for many jobs on a slow disk. Two first users
         # must not migrate a new database at once.
-        with FileLock(f"{DATABASE}.lock") if local else nullcontext():
-            self.client = MlflowClient(f"sqlite:///{Path(DATABASE).resolve()}?timeout=120" if local else address())
-            self.id = self._find_or_create(name, Path("mlartifacts", name).resolve().as_uri() if local else None)
+        with FileLock(f"{file}.lock"):
+            self.client = MlflowClient(f"{SQLITE}{Path(file).resolve()}?{options or 'timeout=120'}")
+            own = Path("mlartifacts", name).resolve().as_uri() if file == DATABASE else None
+            self.id = self._find_or_create(name, own)
 
-    def _find_or_create(self, name: str, artifacts: str | None) -> str:
+    def _find_or_create(self, name: str, artifacts: str | None = None) -> str:
         found = self.client.get_experiment_by_name(name)
         if found is None:
             try:
@@ -181,7 +185,11 @@ class _Experiment:
                 if found is None:
                     raise
         if found.lifecycle_stage == "deleted":
-            self.client.restore_experiment(found.experiment_id)
+            try:
+                self.client.restore_experiment(found.experiment_id)
+            except MlflowException:  # or restored it
+                if self.client.get_experiment(found.experiment_id).lifecycle_stage == "deleted":
+                    raise
         return found.experiment_id
 
     def search(self, tags: Mapping[str, str]) -> list[Run]:

@@ -20,7 +20,7 @@ from cgpfl import tables
 from cgpfl.datasets import Dataset
 from cgpfl.errors import UserError
 from cgpfl.experiment import TABLE1, Grid, Job, Params, Run, Scalar
-from cgpfl.partition import Partition, split_validation
+from cgpfl.partition import Partition
 from cgpfl.results import Frames
 from cgpfl.training import Settings, Training
 
@@ -65,19 +65,19 @@ class Tuning:
     Attributes:
         job: with the method's runs of Table 1, whose parameters the search starts from.
         settings: the section `training` of the configuration.
-        grid: by parameter, the values to try. seeds: of the tuning. rounds: of the tuning.
-        validation: share of each client's training samples that is for validation.
-        dataset: the samples. partitions: for each seed of the job and of the tuning.
+        grid: by parameter, the values to try. rounds: of the tuning.
+        dataset: the samples. partitions: for each seed of the job.
+        validation: for each seed of the tuning, its partition with the validation part for test samples, see
+            `cgpfl.partition.split_validation`; none are needed without values to try.
     """
 
     job: Job
     settings: Settings
     grid: Grid
-    seeds: Sequence[int]
     rounds: int
-    validation: float
     dataset: Dataset
     partitions: Mapping[int, Partition]
+    validation: Mapping[int, Partition]
 
     def choose(self, complete: Callable[[Training], Frames]) -> tuple[Training, pd.DataFrame]:
         """The training of the job's runs of Table 1 with the chosen values, and all that was tried (CHOICES).
@@ -97,15 +97,15 @@ class Tuning:
     def _accuracies(self, sets: Sequence[Params], complete: Callable[[Training], Frames]) -> list[float]:
         """Final validation accuracy of each parameter set, in percent, mean over the tuning's seeds."""
         valid = [i for i, params in enumerate(sets) if self._takes(params)]
-        runs = [Run(seed, sets[i], self.job.method, (TABLE1,)) for i in valid for seed in self.seeds]
+        runs = [Run(seed, sets[i], self.job.method, (TABLE1,)) for i in valid for seed in self.validation]
         if not runs:
             return [math.nan] * len(sets)
         settings = {**self.settings, "rounds": self.rounds}
-        training = Training(replace(self.job, runs=tuple(runs)), settings, self.dataset, self._validation_parts)
+        training = Training(replace(self.job, runs=tuple(runs)), settings, self.dataset, self.validation)
         frames = complete(training)
         final = tables.results_by_run(frames["runs"], frames["history"])
         by_run = final[final["headline"].astype(bool)].set_index("run")["final"].loc[training.keys]
-        means = by_run.to_numpy().reshape(len(valid), len(self.seeds)).mean(axis=1)
+        means = by_run.to_numpy().reshape(len(valid), len(self.validation)).mean(axis=1)
         found: dict[int, Any] = dict(zip(valid, means.tolist(), strict=True))
         return [found.get(i, math.nan) for i in range(len(sets))]
 
@@ -117,9 +117,3 @@ class Tuning:
         except UserError:
             return False
         return True
-
-    @property
-    def _validation_parts(self) -> dict[int, Partition]:
-        return {
-            seed: split_validation(self.partitions[seed], self.dataset.y, self.validation, seed) for seed in self.seeds
-        }

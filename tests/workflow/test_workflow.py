@@ -163,6 +163,7 @@ def test_every_rule_has_a_log_and_a_benchmark(project):
     for rule in (
         "data",
         "partition",
+        "validation",
         "train",
         "tune",
         "tuned",
@@ -246,6 +247,7 @@ def test_data_that_cannot_be_cut_for_tuning_end_before_any_training(tmp_path):
     few = {"datasets": [{"name": "few", "kind": "npz", "path": "few.npz"}], "partition": {"test_fraction": 0.25}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**TINY, **few, "studies": {}}))
     output = run(folder, "--keep-going", fails=True)
+    assert "tune.validation: few (seed 0) has no 0.2 of each client's training samples" in output
     assert "client 0's training part" in output
     assert "Traceback" not in output
     assert not stored(folder)

@@ -1,5 +1,5 @@
 # A dataset's samples dealt to clients: their indices, statistics, and a picture. Like the data before it ahead of all
-# training, so that what cannot be dealt, or cut for tuning, ends the work before it has cost anything.
+# training that is ready, so that what cannot be dealt shows soon.
 rule partition:
     input:
         data="data/{dataset}.npz",
@@ -23,9 +23,6 @@ rule partition:
     params:
         partition=lambda wildcards: PARTS[wildcards.folder].partition.model_dump(
             exclude_none=True
-        ),
-        validation=lambda wildcards: (
-            None if wildcards.folder else experiment.validation(int(wildcards.seed))
         ),
     message:
         "Dealing {wildcards.dataset} to clients, seed {wildcards.seed}. {wildcards.folder}"

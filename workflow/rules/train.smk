@@ -9,6 +9,10 @@ rule train:
             dataset=wildcards.dataset,
             seed=PARTS[wildcards.folder].seeds,
         ),
+        # Not used; what cannot be cut for tuning ends the work before it has cost anything.
+        validation=lambda wildcards: (
+            [] if wildcards.folder else VALIDATION.get(wildcards.dataset, [])
+        ),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py"],
         own=lambda wildcards: [

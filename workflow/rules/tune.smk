@@ -6,8 +6,9 @@ rule tune:
         partitions=lambda wildcards: expand(
             "<results>/partitions/{dataset}/seed{seed}.npz",
             dataset=wildcards.dataset,
-            seed=sorted({*experiment.seeds, *experiment.tuning_seeds}),
+            seed=experiment.seeds,
         ),
+        validation=lambda wildcards: VALIDATION.get(wildcards.dataset, []),
         source=[os.path.relpath(file) for file in results.engine_files()]
         + [SOURCE / "training.py", SOURCE / "tuning.py"],
         own=lambda wildcards: [

@@ -13,8 +13,6 @@ output = snakemake.output
 with job_log(snakemake.log[0]):
     dataset = datasets.load(snakemake.input.data)
     made = partition.of_dataset(dataset, seed=seed, **snakemake.params.partition)
-    if snakemake.params.validation is not None:  # what tuning will cut, for its errors
-        partition.split_validation(made, dataset.y, snakemake.params.validation, seed)
     partition.save(made, Path(output.partition))
     statistics = partition.statistics(made, dataset.y, dataset.classes)
     statistics.to_csv(output.statistics, index=False)

@@ -14,9 +14,13 @@ job = Job.from_plain(snakemake.params.job)
 title = f"tune-{job.dataset}-{job.model}-{job.method}"
 output = snakemake.output
 with job_log(snakemake.log[0]):
-    partitions = {part.seed: part for part in map(partition.load, snakemake.input.partitions)}
+    partitions, validation = (
+        {part.seed: part for part in map(partition.load, files)}
+        for files in (snakemake.input.partitions, snakemake.input.validation)
+    )
     dataset = datasets.load(snakemake.input.data)
-    tuning = Tuning(job, snakemake.params.training, **snakemake.params.tuning, dataset=dataset, partitions=partitions)
+    samples = {"dataset": dataset, "partitions": partitions, "validation": validation}
+    tuning = Tuning(job, snakemake.params.training, **snakemake.params.tuning, **samples)
     store = results.Store(home / "store")
     guard = Guard(name, title)
     tracked = guard(TrainingLog, name, job.dataset, job.model, job.method, "tuned/")

@@ -3,6 +3,7 @@
 #   snakemake --cores 2 --configfile config/paper.yaml       another one
 #   snakemake sync --cores 2 --configfile ...                logs what tracking has missed of it
 import os
+from itertools import chain
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError

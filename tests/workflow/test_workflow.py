@@ -184,7 +184,7 @@ def test_every_step_and_run_is_tracked(project):
     steps, keys = tracked(project)
     trained = {"train/digits/mlr/fedavg", "train/digits/mlr/cgpfl"}
     made = {"data/digits", "partition/digits/seed0", "tables", "figures", "studies", "tuned", "claims"}
-    made |= {"tuned/train/digits/mlr/fedavg", "tuned/train/digits/mlr/cgpfl"}
+    made |= {"validation/digits/seed0", "tuned/train/digits/mlr/fedavg", "tuned/train/digits/mlr/cgpfl"}
     for study in ("half", "same"):
         made |= {f"studies/{study}/partition/digits/seed0", f"studies/{study}/train/digits/mlr/fedavg"}
     assert steps == made | trained

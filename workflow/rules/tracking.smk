@@ -3,6 +3,7 @@ rule sync:
     input:
         data=expand("data/{dataset}.npz", dataset=experiment.sources),
         partitions=expand("<results>/{partition}.png", partition=PARTITIONS),
+        validation=list(chain.from_iterable(VALIDATION.values())),
         runs=[
             f"<results>/{folder}runs/{job}/runs.parquet"
             for folder, jobs in JOBS.items()

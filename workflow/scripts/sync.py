@@ -25,6 +25,8 @@ def sync() -> None:
     for picture in map(Path, snakemake.input.partitions):
         step = f"{folder(picture, 3)}partition/{picture.parent.name}/{picture.stem}"
         record(Step.of_files(name, step, [picture.with_suffix(".csv"), picture]))
+    for file in map(Path, snakemake.input.validation):
+        record(Step.of_files(name, f"validation/{file.parent.name}/{file.stem}", [file]))
     for file in map(Path, [*snakemake.input.runs, *snakemake.input.tuned_runs]):
         log = TrainingLog(name, *file.parent.parts[-3:], folder(file, 5))
         runs = pd.read_parquet(file)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from cgpfl import UserError, datasets, partition
 from cgpfl.joblog import job_log
+from cgpfl.tracking import Guard, Step, record
 
+name = snakemake.config["name"]
 fraction = snakemake.params.fraction
 with job_log(snakemake.log[0]):
     dataset = datasets.load(snakemake.input.data)
@@ -17,3 +19,5 @@ with job_log(snakemake.log[0]):
             f"samples to cut for tuning. {error} Without `tune` nothing is cut."
         ) from None
     partition.save(cut, Path(snakemake.output[0]))
+    step = Step.of_files(name, f"validation/{dataset.name}/seed{whole.seed}", snakemake.output)
+    Guard(name, step.name)(record, step)

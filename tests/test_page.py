@@ -70,7 +70,7 @@ def home(tmp_path) -> Path:
     partition = {"scheme": "cyclic", "clients": 40, "min_samples": 400, "max_samples": 5000}
     config = {"seeds": [3, 4], "datasets": ["mnist"], "models": ["mlr"], "partition": partition,
               "training": {"rounds": 7}, "params": {"lam": 12, "eta": 0.05}, "tune": {"validation": 0.25},
-              "methods": ["pfedme", {"cgpfl": {"contexts": 4}}],
+              "methods": ["pfedme", {"ditto": {}}, {"cgpfl": {"contexts": 4}}],
               "sweeps": {"lam": {"values": {"mnist/mlr": [11, 19]}}}}  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     lam = {**ROW, **NUMBERS, "n_seeds": 3}

@@ -135,6 +135,7 @@ def settings(home: Path) -> str:
         for entry in config.get("methods", [])
         if isinstance(entry, Mapping)
         for name, values in entry.items()
+        if values
     ]
     return "; ".join([f"{clients} clients, {_values({**given, **config.get('params', {})})}", *own]) + "."
 

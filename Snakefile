@@ -142,14 +142,11 @@ onsuccess:
         print(f"Report:  {home}/report.html")
     unsent = sorted((home / "unsent").glob("*"))
     if unsent:
-        given = " ".join(
-            [
-                "",
-                "--configfile",
-                *map(os.path.relpath, workflow.overwrite_configfiles),
-            ]
-        )
+        command = ["snakemake sync --cores 1"]
+        if workflow.overwrite_configfiles:
+            files = map(os.path.relpath, workflow.overwrite_configfiles)
+            command += ["--configfile", *files]
         print(
-            f"Tracking failed for {len(unsent)} steps; this logs them: snakemake sync --cores 1"
-            f"{given if workflow.overwrite_configfiles else ''}"
+            f"Tracking failed for {len(unsent)} steps; this logs them:",
+            *command,
         )

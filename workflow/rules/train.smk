@@ -9,7 +9,7 @@ rule train:
             dataset=wildcards.dataset,
             seed=PARTS[wildcards.folder].seeds,
         ),
-        # Not used; what cannot be cut for tuning ends the work before it has cost anything.
+        # Not used; what cannot be cut for tuning ends the work on a dataset before it has cost anything.
         validation=lambda wildcards: (
             [] if wildcards.folder else VALIDATION.get(wildcards.dataset, [])
         ),
